@@ -58,7 +58,7 @@ def test_a_whole_model_is_checked_without_a_word(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_the_user_may_not_read_is_told_with_the_user_and_what_to_do(model: Path, name: str) -> None:
+def test_a_file_that_the_user_may_not_read_is_reported_with_the_user_and_what_to_do(model: Path, name: str) -> None:
     (model / name).chmod(0)
     with another_user():
         problem = find_problem(model)
@@ -83,7 +83,7 @@ def put_pointer(model: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_off, leave_empty, put_pointer])
-def test_weights_that_are_not_whole_are_told_as_that(model: Path, damage: Callable[[Path], None]) -> None:
+def test_incomplete_weights_are_reported_as_incomplete(model: Path, damage: Callable[[Path], None]) -> None:
     damage(model)
     problem = find_problem(model)
     assert problem.reason == "ModelUnreadable"
@@ -91,7 +91,7 @@ def test_weights_that_are_not_whole_are_told_as_that(model: Path, damage: Callab
     assert "is not a whole safetensors file, copy or download it again" in str(problem)
 
 
-def test_weights_that_the_index_names_and_nobody_copied_are_told(model: Path) -> None:
+def test_weights_that_the_index_names_and_nobody_copied_are_reported(model: Path) -> None:
     (model / WEIGHTS_INDEX).write_text(
         json.dumps({"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}})
     )
@@ -110,7 +110,7 @@ def test_an_index_that_says_nothing_is_left_to_the_loader(model: Path, index: ob
 
 
 @pytest.mark.parametrize("command", ["fetch", "serve"])
-def test_both_commands_tell_it_in_their_termination_message(
+def test_both_commands_report_the_problem_in_their_termination_message(
     model: Path, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cut_off(model)

@@ -63,7 +63,7 @@ def test_blocks_that_no_request_fills_are_prefix_cache_within_reason() -> None:
     assert plan(free_bytes=10**8 * MIB, max_num_seqs=CACHE_BLOCKS_MAX) == 10 * CACHE_BLOCKS_MAX
 
 
-def test_a_cpu_leaves_memory_to_others_unless_told_how_much_to_take() -> None:
+def test_a_cpu_leaves_memory_to_others_unless_the_amount_is_configured() -> None:
     free = 8 * CPU_DEFAULT_BYTES
     most = CPU_DEFAULT_BYTES // MIB
     assert plan(free_bytes=free, is_cpu=True, max_num_seqs=1024) == most

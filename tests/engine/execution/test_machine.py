@@ -45,5 +45,5 @@ def test_auto_on_a_gpu_is_bfloat16_unless_the_model_was_saved_in_float16(
     assert choose_dtype("auto", torch.device("cuda"), PretrainedConfig(dtype=saved)) == dtype
 
 
-def test_a_dtype_that_is_asked_for_is_taken() -> None:
+def test_a_configured_dtype_is_used() -> None:
     assert choose_dtype("bfloat16", CPU, PretrainedConfig()) == torch.bfloat16

@@ -182,7 +182,7 @@ def test_images_are_classified_without_waiting(kind: str) -> None:
     assert (logits.shape, logits.device.type, logits.dtype) == ((5, 3), "cuda", torch.float32)
 
 
-def test_a_model_that_asks_for_a_number_is_found_out() -> None:
+def test_a_model_that_reads_a_number_from_the_device_is_detected() -> None:
     runner = object.__new__(ImageClassifyRunner)
     runner.model = pretend(lambda: build_image_model("vit"))
     runner.model.register_forward_hook(lambda _, __, output: output.logits.sum().item())

@@ -72,7 +72,7 @@ def make_all_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("of_file", [False, True], ids=["listing", "file"])
-def test_a_hub_that_is_too_slow_is_asked_once(
+def test_a_hub_that_is_too_slow_is_queried_once(
     monkeypatch: pytest.MonkeyPatch, fetch_from: Fetch, hub: Hub, target: Path, of_file: bool
 ) -> None:
     describe = hub_module.Hub.describe
@@ -95,7 +95,7 @@ def test_a_hub_that_is_too_slow_is_asked_once(
 
 
 @pytest.mark.parametrize("of_file", [False, True], ids=["listing", "file"])
-def test_a_bucket_that_is_too_slow_is_asked_once(
+def test_a_bucket_that_is_too_slow_is_queried_once(
     monkeypatch: pytest.MonkeyPatch, server: Server, target: Path, of_file: bool
 ) -> None:
     describe = Bucket.describe
@@ -151,7 +151,7 @@ def test_a_bucket_s_listing_has_bounds(monkeypatch: pytest.MonkeyPatch, server: 
     assert caught.value.reason == "ModelDownloadFailed"
 
 
-def test_a_bucket_that_lists_more_than_it_was_asked_for_is_refused(
+def test_a_bucket_that_lists_more_than_requested_is_refused(
     monkeypatch: pytest.MonkeyPatch, server: Server, target: Path
 ) -> None:
     files = b"".join(b"<Contents><Key>teams/a/tiny/%d</Key></Contents>" % number for number in range(4))

@@ -73,7 +73,7 @@ def test_parts_of_several_sizes_are_compared_by_size_alone(server: Server, targe
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, "tokenizer.json"])
-def test_a_wrong_bit_is_told(server: Server, target: Path, file: str) -> None:
+def test_a_wrong_bit_is_reported(server: Server, target: Path, file: str) -> None:
     server.corrupt = file
     with pytest.raises(ModelError, match=file) as caught:
         fetch(URI, str(target))

@@ -206,14 +206,14 @@ def test_a_token_opens_a_private_repository(fetch_from: Fetch, root: Path, targe
 @pytest.mark.parametrize(
     "token", ["hf_SECRET\nhf_OTHER", "hf_SECRET and more", "\N{LEFT DOUBLE QUOTATION MARK}hf_SECRET"]
 )
-def test_a_token_that_is_none_is_told_and_not_shown(fetch_from: Fetch, hub: Hub, target: Path, token: str) -> None:
+def test_an_invalid_token_is_reported_and_not_shown(fetch_from: Fetch, hub: Hub, target: Path, token: str) -> None:
     with pytest.raises(ModelError, match="HF_TOKEN is not one word") as caught:
         fetch_from(hub.url, "hf://org/tiny", target, token=token)
     assert "SECRET" not in str(caught.value)
     assert not hub.requests
 
 
-def test_an_endpoint_that_is_no_url_is_told_and_not_shown(fetch_from: Fetch, target: Path) -> None:
+def test_an_invalid_endpoint_is_reported_and_not_shown(fetch_from: Fetch, target: Path) -> None:
     with pytest.raises(ModelError, match="HF_ENDPOINT is not the URL") as caught:
         fetch_from("mirror:PASSWORD@127.0.0.1:9", "hf://org/tiny", target)
     assert "PASSWORD" not in str(caught.value)

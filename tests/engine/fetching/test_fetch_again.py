@@ -68,7 +68,7 @@ def test_two_fetches_at_once_share_the_work(root: Path, target: Path) -> None:
     assert sum("event=model_fetched" in log for log in logs) == 1
 
 
-def test_a_second_pod_asks_the_hub_for_nothing(hub: Hub, target: Path) -> None:
+def test_a_second_pod_sends_no_request_to_the_hub(hub: Hub, target: Path) -> None:
     start_fetch(hub.url, "hf://org/tiny", target).communicate(timeout=200)
     assert len([r for r in hub.requests if "org/tiny" in r.path]) == 11, "its description, and two for each file"
     hub.requests.clear()

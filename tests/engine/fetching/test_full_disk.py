@@ -46,7 +46,7 @@ def test_a_volume_that_a_bucket_s_model_fills_is_left_empty(server: Server, targ
     assert (target / MARKER).exists()
 
 
-def test_a_full_volume_is_told_to_whoever_reads_the_container_s_status(hub: Hub, root: Path, target: Path) -> None:
+def test_a_full_volume_is_reported_in_the_container_s_status(hub: Hub, root: Path, target: Path) -> None:
     unfinished_path(root, target).symlink_to(FULL)
     process = start_fetch(hub.url, "hf://org/tiny", target)
     process.communicate(timeout=200)

@@ -20,7 +20,7 @@ def test_no_more_is_written_than_was_promised(fetch_from: Fetch, root: Path, tar
 
 
 @pytest.mark.slow
-def test_less_than_was_promised_is_told_and_does_not_stay(fetch_from: Fetch, root: Path, target: Path) -> None:
+def test_less_than_was_promised_is_reported_and_does_not_stay(fetch_from: Fetch, root: Path, target: Path) -> None:
     size = (root / "org/tiny" / WEIGHTS).stat().st_size
     with running_hub(root, short=frozenset([WEIGHTS])) as hub:
         for _ in "again":

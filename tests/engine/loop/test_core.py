@@ -25,7 +25,7 @@ from conveyor_engine.wire.request import FinishReason
 GetReference = Callable[[str], Reference]
 
 
-def test_it_tells_the_facts_about_its_model(reference: GetReference) -> None:
+def test_it_reports_the_facts_about_its_model(reference: GetReference) -> None:
     facts = reference("llama").make_core().facts
     assert (facts.max_model_len, facts.vocab_size, facts.eos_token_ids) == (96, 199, ())
     assert (facts.dtype, facts.device, facts.attention_backend) == ("float32", "cpu", "torch")
@@ -118,7 +118,7 @@ def test_an_end_of_sequence_token_beyond_the_vocabulary_disturbs_nobody(
     assert run(core)["a"][-1].finish_reason == FinishReason.LENGTH
 
 
-def test_progress_is_told_as_key_value_lines(reference: GetReference) -> None:
+def test_progress_is_reported_as_key_value_lines(reference: GetReference) -> None:
     lines: list[str] = []
     ref = reference("llama")
     config = ref.make_config(warmup=True)

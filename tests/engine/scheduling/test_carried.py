@@ -56,7 +56,7 @@ def test_shorter_requests_that_would_fit_in_larger_numbers_are_believed() -> Non
     assert carried.number is None
 
 
-def test_what_is_expected_holds_until_the_cache_tells_otherwise() -> None:
+def test_the_estimate_holds_until_the_cache_shows_otherwise() -> None:
     carried = Carried(32, 10)
     assert carried.number == 10
     note(carried, 0, 60, running=4, usage=0.4)
@@ -68,7 +68,7 @@ def test_what_is_expected_holds_until_the_cache_tells_otherwise() -> None:
     assert roomy.number is None
 
 
-def test_observed_lengths_tell_the_number_before_the_cache_runs_out() -> None:
+def test_observed_lengths_give_the_number_before_the_cache_runs_out() -> None:
     carried = Carried(32, num_blocks=100)
     for _ in range(99):
         carried.learn(10)

@@ -3,7 +3,7 @@
 from tests.engine.builders import make_request, make_scheduler, run_all
 
 
-def test_counters_agree_with_what_was_asked_and_answered() -> None:
+def test_counters_agree_with_requests_and_answers() -> None:
     scheduler = make_scheduler(num_kv_blocks=8, max_model_len=24)
     for number in range(5):
         scheduler.add_request(make_request(str(number), [number * 50 + i for i in range(8)], max_tokens=16))

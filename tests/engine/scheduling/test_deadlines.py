@@ -27,7 +27,7 @@ def run_steps(scheduler: Scheduler, number: int, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_request_whose_time_is_over_costs_no_step_and_is_told_so(mode: str) -> None:
+def test_a_request_past_its_deadline_costs_no_step_and_gets_a_clear_error(mode: str) -> None:
     scheduler = make(mode)
     scheduler.add_request(make_request("late", 4, arrival_time=1.0, deadline=5.0))
     scheduler.add_request(make_request("in time", 4, arrival_time=1.0, deadline=50.0))
@@ -102,7 +102,7 @@ def test_an_idle_time_between_two_steps_is_no_slow_step() -> None:
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_a_request_that_waits_for_its_window_is_told_as_soon_as_it_is_late(mode: str) -> None:
+def test_a_late_request_that_waits_for_its_window_ends_at_once(mode: str) -> None:
     scheduler = make(mode, max_num_seqs=4, batching_window_seconds=10.0)
     scheduler.add_request(make_request("late", 4, arrival_time=1.0, deadline=5.0))
     scheduler.add_request(make_request("waits", 4, arrival_time=1.0, deadline=50.0))

@@ -69,7 +69,7 @@ def test_a_row_that_changes_hands_gives_its_new_owner_no_old_token() -> None:
     assert told(scheduler) == {"b": [9]}
 
 
-def test_a_preempted_request_is_told_no_token_of_a_step_before_that() -> None:
+def test_a_preempted_request_gets_no_token_of_an_earlier_step() -> None:
     scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24, max_num_seqs=2, prefix_caching=False)
     scheduler.add_request(make_request("old", 8, max_tokens=16))
     scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))

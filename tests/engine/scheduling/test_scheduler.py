@@ -62,7 +62,7 @@ def test_a_request_id_in_use_is_refused() -> None:
         scheduler.add_request(make_request("a"))
 
 
-def test_an_abort_frees_the_blocks_at_once_and_is_told_once() -> None:
+def test_an_abort_frees_the_blocks_at_once_and_is_reported_once() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", 12))
     run_step(scheduler)

@@ -58,7 +58,7 @@ async def connected(**config: int) -> AsyncIterator[EngineClient]:
         engine._process.close()
 
 
-async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it() -> None:
+async def test_an_engine_with_unreadable_messages_is_dead_and_its_requests_fail() -> None:
     def fail(_: StepOutputs) -> None:
         raise ValueError("who could have known")
 
@@ -75,7 +75,7 @@ async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it
             pass
 
 
-async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it() -> None:
+async def test_the_last_message_of_a_dying_engine_is_read_without_a_reader() -> None:
     async with running(device="cuda") as engine:
         process = engine._process._process
         assert process is not None
@@ -245,7 +245,7 @@ def test_lost_graphs_are_a_warning_and_a_metric(caplog: pytest.LogCaptureFixture
     assert samples["conveyor_engine_lost_graphs"] == 2
 
 
-async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
+async def test_a_silent_engine_is_not_alive_until_its_next_message() -> None:
     engine = EngineClient(EngineConfig(model="m"))
     workers, usage = WorkerPool(None, lambda: None), UsageReports()  # type: ignore[arg-type]
     model = ServedModel("m", None, SamplingDefaults())

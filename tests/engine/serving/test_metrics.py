@@ -8,7 +8,7 @@ from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import EngineStats, FinishReason, RequestOutput
 
 
-def test_a_step_that_only_tells_of_an_abort_is_no_sample_of_the_batch() -> None:
+def test_a_step_that_only_reports_an_abort_is_no_sample_of_the_batch() -> None:
     metrics = EngineMetrics("m")
     stats = EngineStats(num_steps=1, step_num_seqs=3, prompt_tokens=37, generation_tokens=3, num_running=3)
     metrics.observe_step(StepOutputs([], stats, 3))

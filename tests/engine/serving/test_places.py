@@ -149,7 +149,7 @@ async def test_who_leaves_the_line_is_not_granted_a_place() -> None:
     await waits
 
 
-async def test_all_in_line_hear_that_no_place_will_come() -> None:
+async def test_every_queued_gateway_gets_the_error_when_no_place_will_come() -> None:
     places = Places(1)
     fill(places, "a")
     await places.ask()

@@ -33,7 +33,7 @@ def test_the_other_rank_ends_with_the_engine(chat_model: Path, tmp_path: Path) -
 
 
 @pytest.mark.nightly
-def test_heads_that_cannot_be_divided_are_told_in_both_numbers(chat_model: Path, tmp_path: Path) -> None:
+def test_heads_that_cannot_be_divided_are_reported_in_both_numbers(chat_model: Path, tmp_path: Path) -> None:
     with EngineServer(tmp_path, chat_model, tensor_parallel_size=7) as server:
         assert server.wait_exit() == 1
         told = server.termination()

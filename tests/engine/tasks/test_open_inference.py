@@ -43,7 +43,7 @@ def infer(client: triton.InferenceServerClient, rows: Any, binary: bool = True, 
     return client.infer("tiny", [numbers], **more)
 
 
-def test_the_server_and_its_model_tell_of_themselves(client: triton.InferenceServerClient) -> None:
+def test_the_server_and_its_model_describe_themselves(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("tiny")

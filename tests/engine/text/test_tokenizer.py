@@ -226,7 +226,7 @@ def test_a_template_may_name_special_tokens_and_mark_generations(directory: Path
     )
 
 
-def test_a_template_may_ask_for_tools_that_are_not_there(directory: Path, tmp_path: Path) -> None:
+def test_a_template_may_use_tools_that_do_not_exist(directory: Path, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     template = "".join(

@@ -83,7 +83,7 @@ def test_it_is_chosen_on_a_cpu_with_blocks_of_16() -> None:
     assert select_backend("torch", CPU, torch.bfloat16, 16).name == "torch"
 
 
-def test_asking_for_it_where_it_cannot_run_says_why() -> None:
+def test_choosing_it_where_it_cannot_run_gives_the_reason() -> None:
     with pytest.raises(ConfigError, match="block_size is 32"):
         select_backend("native", CPU, torch.float32, 32)
     assert "float16" in (find_obstacle(16, torch.float16) or "")

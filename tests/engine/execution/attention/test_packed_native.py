@@ -53,7 +53,7 @@ def test_both_agree_in_layers_of_one_step(
         assert (out.double() - plain.attend(spec, *inputs).double()).abs().max() < tolerance
 
 
-def test_it_is_chosen_on_a_cpu_unless_torch_is_asked_for() -> None:
+def test_it_is_chosen_on_a_cpu_unless_torch_is_configured() -> None:
     assert choose_packed("auto", CPU, torch.bfloat16) is PackedNative
     assert choose_packed("torch", CPU, torch.bfloat16) is Packed
     assert choose_packed("auto", CPU, torch.float16) is Packed

@@ -209,6 +209,6 @@ def test_a_negative_slot_is_not_written() -> None:
     assert cache.numbers[:, 0, 0].tolist() == [1, 0, 1, 0]
 
 
-def test_asking_for_it_on_a_cpu_says_why_not() -> None:
+def test_choosing_it_on_a_cpu_gives_the_reason_why_not() -> None:
     with pytest.raises(ConfigError, match="runs on CUDA, and the device is cpu"):
         select_backend("triton", torch.device("cpu"), torch.float32, 16)

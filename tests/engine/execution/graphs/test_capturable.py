@@ -42,7 +42,7 @@ def move(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS + OTHER_KINDS if kind not in EXPERTS])
-def test_a_step_asks_the_device_for_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interface.register()
     model = AutoModelForCausalLM.from_config(make_config(kind), attn_implementation=interface.IMPLEMENTATION).eval()
     layers = probe_layers(model, torch.device("cpu"))

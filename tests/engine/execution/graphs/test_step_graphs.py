@@ -253,7 +253,7 @@ def test_graphs_are_for_gpus_unless_they_are_unwanted(monkeypatch: pytest.Monkey
     assert choose_capture(torch.device("cpu"), enforce_eager=False) is None
 
 
-def test_attention_that_asks_the_host_for_lengths_has_no_graphs(reference: GetReference) -> None:
+def test_attention_that_needs_lengths_on_the_host_has_no_graphs(reference: GetReference) -> None:
     core = reference("llama").make_core(capture=run_again, attention_backend="torch")
     assert isinstance(core.executor, GenerateRunner)
     assert core.executor.graphs is None

@@ -75,7 +75,7 @@ def test_further_norms_and_another_activation_are_launches_of_their_own(
     assert launched("Gemma-2-2B", "decodes", 1) == [*PLANNED[:5], *behind_attention]
 
 
-def test_sampling_launches_two_kernels_whatever_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_launches_two_kernels_whatever_rows_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(), torch.inference_mode():
         call = prepare_sampling(64)
         with Launches(monkeypatch) as launches:

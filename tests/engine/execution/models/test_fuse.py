@@ -276,7 +276,7 @@ def test_an_mlp_with_another_activation_has_one_product_for_gate_and_up_too() ->
     torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_layer_asks_the_step_itself_for_attention() -> None:
+def test_a_whole_layer_gets_attention_from_the_step_itself() -> None:
     """None of transformers' attention functions is called, so one native call can compute the whole layer."""
     model = make_model("Mistral")
     fuse_model(model)

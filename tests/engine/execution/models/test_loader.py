@@ -133,7 +133,7 @@ def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
     assert "config.json cannot be used" in str(refusal(tmp_path))
 
 
-def test_the_probe_tells_every_layers_geometry(tmp_path: Path) -> None:
+def test_the_probe_reports_every_layers_geometry(tmp_path: Path) -> None:
     save_tiny_model("qwen3", tmp_path)
     shapes = load(tmp_path)
     assert [(s.num_heads, s.num_kv_heads, s.head_dim, s.value_dim) for s in shapes] == [(4, 2, 16, 16)] * 3

@@ -161,7 +161,7 @@ def test_layers_in_one_call_are_the_same_as_one_after_another(dtype: torch.dtype
         assert all(torch.equal(*both) for both in zip(one.caches, other.caches, strict=True))
 
 
-def test_a_layer_tells_where_its_time_went() -> None:
+def test_a_layer_reports_where_its_time_went() -> None:
     native.take_layer_seconds()
     Cached(torch.float32, 24).run(make_plain(torch.float32, True, False).layer())
     assert all(seconds > 0 for seconds in native.take_layer_seconds().values())

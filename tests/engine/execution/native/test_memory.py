@@ -32,7 +32,7 @@ def test_all_of_it_is_zero_and_can_be_written(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.skipif(not HUGE_PAGES.exists(), reason="this system has no transparent huge pages")
-def test_what_fills_a_huge_page_asks_for_them() -> None:
+def test_memory_that_fills_a_huge_page_requests_huge_pages() -> None:
     large = library.zeros((2048, 1024), torch.bfloat16)
     middle = large.data_ptr() + large.nbytes // 2
     before = huge_mappings()

@@ -106,7 +106,7 @@ def test_bad_words_that_the_prompt_began_may_be_completed() -> None:
     assert torch.isinf(found[4]).nonzero().squeeze(1).tolist() == [21]
 
 
-def test_only_allowed_tokens_are_left_whatever_else_a_row_asks_for() -> None:
+def test_only_allowed_tokens_are_left_whatever_else_a_row_requests() -> None:
     logits = make_logits()
     found = process(
         {1: {"allowed_token_ids": (8, 9)}, 2: {"allowed_token_ids": (5, 6, 7), "logit_bias": ((6, 9),)}}, logits
@@ -116,7 +116,7 @@ def test_only_allowed_tokens_are_left_whatever_else_a_row_asks_for() -> None:
     assert torch.isfinite(found).sum(-1).tolist() == [50, 2, 3, 50, 50, 50]
 
 
-def test_rows_change_hands_with_all_that_they_ask_for() -> None:
+def test_rows_change_hands_with_all_that_they_request() -> None:
     processors = [each for each in build_processors(ROWS, CPU, TOKEN_IDS) if each.changes_best]
     pipeline = Pipeline(processors, ROWS)
     asked = {"logit_bias": ((1, 5.0), (2, 6.0)), "bad_words": ((3,), (4, 5)), "allowed_token_ids": (1, 2, 9)}

@@ -308,7 +308,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
+def test_all_rows_are_processed_at_once_and_not_row_by_row() -> None:
     counts = []
     for rows in (8, 64):
         asked = [
@@ -344,7 +344,7 @@ def test_only_cuts_without_a_small_top_k_wait_for_what_the_device_computes(param
     assert bool(waiting & operations.counted.keys()) == waits
 
 
-def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
+def test_log_probabilities_are_the_models_own_and_only_for_rows_that_request_them() -> None:
     def greedy(**params: Any) -> RowSampling:
         return row(temperature=0.1, top_k=1, **params)
 
@@ -361,7 +361,7 @@ def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> No
     assert chosen_only.top_token_ids == []
 
 
-def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
+def test_without_requests_no_log_probabilities_are_computed() -> None:
     assert draw(logits_of(0.5, 0.5), [row()]).logprobs is None
 
 

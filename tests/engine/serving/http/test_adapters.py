@@ -43,7 +43,7 @@ def test_the_models_are_listed_with_what_they_belong_to(openai: OpenAI) -> None:
     assert openai.models.retrieve("tiny:fr").model_dump() == listed[2]
 
 
-def test_the_answer_is_that_of_peft_and_has_the_name_that_was_asked(openai: OpenAI, adapted: Adapted) -> None:
+def test_the_answer_is_that_of_peft_and_has_the_requested_name(openai: OpenAI, adapted: Adapted) -> None:
     with_ids = {"return_token_ids": True}
     for name, token_ids in zip(NAMES, adapted[1], strict=True):
         answer = openai.completions.create(

@@ -110,7 +110,7 @@ def test_a_pair_of_texts_is_one_input(labels_one: Served) -> None:
     assert_same(told[1], labels_one.expect("x"))
 
 
-def test_logits_come_if_that_is_asked_for(labels_one: Served) -> None:
+def test_logits_come_if_requested(labels_one: Served) -> None:
     expected = labels_one.expect("the fox", function_to_apply="none")
     assert_same(post(labels_one, "/predict", inputs="the fox", raw_scores=True), expected)
     raw = post(labels_one, "/classify", input="the fox", use_activation=False)["data"][0]
@@ -125,7 +125,7 @@ def test_every_form_of_input_gives_the_same(labels_one: Served) -> None:
         assert probs == pytest.approx(answers[0], abs=1e-6)
 
 
-def test_a_text_that_is_too_long_is_cut_or_refused_as_the_client_asks(labels_one: Served) -> None:
+def test_a_text_that_is_too_long_is_cut_or_refused_as_the_request_says(labels_one: Served) -> None:
     long = "the lazy dog " * 400
     for path, body in (("/classify", {"input": long}), ("/predict", {"inputs": long})):
         error = error_of(labels_one.server.post(path, body))
@@ -142,7 +142,7 @@ def test_batches_fill_up_unless_another_mode_is_set(labels_one: Served) -> None:
     assert "conveyor_engine_batch_close_total{" in labels_one.server.get("/metrics").text
 
 
-def test_a_gateway_is_told_the_tokens_that_were_used(labels_one: Served) -> None:
+def test_a_gateway_gets_the_number_of_used_tokens(labels_one: Served) -> None:
     answer = labels_one.server.post("/classify", BODIES["/classify"], **{USAGE_HEADER: "classified"})
     used = {"prompt_tokens": answer.json()["usage"]["prompt_tokens"], "cached_tokens": 0, "completion_tokens": 0}
     assert json.loads(answer.headers[USAGE_HEADER]) == used

@@ -46,7 +46,7 @@ def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
     assert all(c["usage"] is None for c in chunks[:-1])
 
 
-def test_each_chunk_has_its_choice_s_usage_so_far_when_asked(server: EngineServer) -> None:
+def test_each_chunk_has_its_choice_s_usage_so_far_if_requested(server: EngineServer) -> None:
     """It is counted as in vLLM: for each choice with its prompt, and for the whole answer at the end."""
     body = {"prompt": [[5, 6, 7], [8]], "n": 2, "max_tokens": 20, "temperature": 1, "seed": 5, "ignore_eos": True}
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -61,7 +61,7 @@ def test_each_chunk_has_its_choice_s_usage_so_far_when_asked(server: EngineServe
     assert (last["choices"], last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == ([], 4, 80)
 
 
-def test_without_being_asked_a_stream_has_no_usage(server: EngineServer) -> None:
+def test_without_the_option_a_stream_has_no_usage(server: EngineServer) -> None:
     chunks = events(server.post("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True}))
     assert all("usage" not in chunk for chunk in chunks)
 

@@ -78,7 +78,7 @@ def test_vectors_have_length_one_unless_they_are_to_be_as_they_are(served: Serve
     assert len(served.post("/embed", inputs="a")[0]) == SIZE
 
 
-def test_what_is_longer_is_refused_or_cut_where_it_is_asked(served: Served) -> None:
+def test_a_longer_text_is_refused_or_cut_if_requested(served: Served) -> None:
     long = "the fox " * 600
     assert error_of(served.server.post("/embed", {"inputs": long}))["code"] == "context_length_exceeded"
     (right,) = served.post("/embed", inputs=long, truncate=True, prompt_name="document")

@@ -82,7 +82,7 @@ def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI
     assert (answer.object, answer.model, answer.data[0].object) == ("list", "tiny", "embedding")
 
 
-def test_a_gateway_is_told_the_tokens_that_were_used(served: Served) -> None:
+def test_a_gateway_gets_the_number_of_used_tokens(served: Served) -> None:
     answer = served.server.post("/v1/embeddings", {"input": TEXTS}, **{USAGE_HEADER: "embedded"})
     used = json.loads(answer.headers[USAGE_HEADER])
     assert used == {
@@ -121,7 +121,7 @@ DTYPES = {
 
 @pytest.mark.parametrize("endianness", ["native", "little", "big"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bytes_have_the_type_and_order_that_is_asked_for(served: Served, dtype: str, endianness: str) -> None:
+def test_bytes_have_the_requested_type_and_order(served: Served, dtype: str, endianness: str) -> None:
     """The format is what vLLM's binary2tensor reads."""
     body = {"input": ["the fox", "x"], "embed_dtype": dtype, "endianness": endianness}
     floats = served.server.post("/v1/embeddings", body).json()["data"]
@@ -180,13 +180,13 @@ def test_a_conversation_is_the_text_of_its_template(
     assert distance(answer["data"][0]["embedding"], served.expect(ids)) < 1e-4
 
 
-def test_a_text_is_read_without_special_tokens_if_that_is_asked_for(served: Served) -> None:
+def test_a_text_is_read_without_special_tokens_if_requested(served: Served) -> None:
     answer = served.server.post("/v1/embeddings", {"input": "the fox", "add_special_tokens": False}).json()
     ids = served.tokenizer.encode("the fox", add_special_tokens=False).ids
     assert distance(answer["data"][0]["embedding"], served.expect(ids)) < 1e-4
 
 
-def test_the_tokens_around_a_text_are_told_as_special(served: Served) -> None:
+def test_the_tokens_around_a_text_are_marked_as_special(served: Served) -> None:
     """The format is text-embeddings-inference's."""
     (tokens,) = served.server.post("/tokenize", {"inputs": "the fox"}).json()
     assert [token["id"] for token in tokens] == served.token_ids("the fox")
@@ -209,7 +209,7 @@ def test_padding_fills_the_context_with_tokens_that_are_read(served: Served) -> 
     assert plain["data"] == served.server.post("/v1/embeddings", body).json()["data"]
 
 
-def test_a_vector_has_its_own_length_if_that_is_asked_for(served: Served) -> None:
+def test_a_vector_keeps_its_own_length_if_requested(served: Served) -> None:
     answer = served.server.post("/v1/embeddings", {"input": "the fox", "use_activation": False}).json()
     mode, _ = FILES[served.kind]
     expected = embed(served.model, served.token_ids("the fox"), mode, normalizes=False)

@@ -99,7 +99,7 @@ def test_scores_are_made_as_the_request_says(labels_one: Served, function: str) 
     assert_same(labels_one.post_form(FILES[:1], function_to_apply=function)["data"][0]["scores"], expected)
 
 
-def test_only_the_best_labels_come_if_that_is_asked_for(labels_one: Served) -> None:
+def test_only_the_best_labels_come_if_requested(labels_one: Served) -> None:
     assert_same(labels_one.post(top_k=2)["data"][0]["scores"], labels_one.expect(FILES[0], top_k=2))
     assert_same(labels_one.post_form(FILES, top_k="1")["data"][1]["scores"], labels_one.expect(FILES[1], top_k=1))
     assert len(labels_one.post(top_k=100)["data"][0]["scores"]) == len(LABELS)

@@ -69,7 +69,7 @@ async def test_time_ends() -> None:
             await asyncio.Event().wait()
 
 
-async def test_whose_time_is_over_may_be_asked_to_give_way() -> None:
+async def test_a_request_past_its_deadline_may_be_evicted() -> None:
     """It has held the most memory for the longest time, but its task needs some turns to end."""
     memory = Memory(2 * MIB)
 

@@ -196,7 +196,7 @@ def test_text_and_calls_keep_their_order(client: Anthropic) -> None:
         assert each.stop_reason == "tool_use"
 
 
-def test_what_a_model_calls_wrongly_is_told_as_it_is(client: Anthropic) -> None:
+def test_a_wrong_call_of_a_model_is_reported_unchanged(client: Anthropic) -> None:
     wrong = '<tool_call>[{]"name": "now", "arguments": [{]"a": '
     message = ask(client, tools=TOOLS, guided_regex=wrong, max_tokens=400)
     (call,) = message.content
@@ -227,7 +227,7 @@ def test_thinking_is_a_block_of_its_own_within_its_budget(agent: AgentServer, cl
     assert ask(client, messages=back).content
 
 
-def test_a_model_thinks_only_if_it_is_asked_to(agent: AgentServer, client: Anthropic) -> None:
+def test_a_model_thinks_only_if_requested(agent: AgentServer, client: Anthropic) -> None:
     body = {"seed": 3, "ignore_eos": True}
     for thinking in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}):
         assert [block.type for block in ask(client, **thinking, **body).content] == ["text"]
@@ -299,7 +299,7 @@ def test_a_stream_that_fails_ends_with_an_error_event(client: Anthropic) -> None
             pass
 
 
-def test_a_model_that_does_not_think_answers_those_who_ask_it_to(server: AgentServer) -> None:
+def test_a_model_that_does_not_think_answers_requests_for_thinking(server: AgentServer) -> None:
     body = {"messages": USER, "max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     response = server.post("/v1/messages", body)
     assert response.status_code == 200, response.text

@@ -59,7 +59,7 @@ def thinking(value: bool) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": value}}
 
 
-def test_thinking_is_told_apart_from_the_answer(thinker: Thinker) -> None:
+def test_thinking_is_separated_from_the_answer(thinker: Thinker) -> None:
     message = thinker.ask(seed=2, ignore_eos=True, **thinking(True))["message"]
     assert message["reasoning"]
     assert message["reasoning"] == message["reasoning_content"]
@@ -132,7 +132,7 @@ def test_without_thinking_a_grammar_holds_at_once(thinker: Thinker) -> None:
     jsonschema.validate(json.loads(message["content"]), SCHEMA)
 
 
-def test_a_stream_tells_the_same(thinker: Thinker) -> None:
+def test_a_stream_reports_the_same(thinker: Thinker) -> None:
     fields: dict[str, Any] = {"seed": 4, **FORM, **thinking(True)}
     whole = thinker.ask(**fields)["message"]
     with OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0) as client:

@@ -89,7 +89,7 @@ def test_documents_come_best_first_with_the_scores_of_transformers(served: Serve
     assert "document" not in answer["results"][0]
 
 
-def test_only_the_best_come_with_their_documents_if_that_is_asked_for(served: Served) -> None:
+def test_only_the_best_come_with_their_documents_if_requested(served: Served) -> None:
     whole = post(served, "/v1/rerank")["results"]
     objects: list[Any] = [{"text": text, "id": "7"} if number % 2 else text for number, text in enumerate(DOCUMENTS)]
     answer = post(served, "/v1/rerank", documents=objects, top_n=2, return_documents=True)["results"]
@@ -99,7 +99,7 @@ def test_only_the_best_come_with_their_documents_if_that_is_asked_for(served: Se
     assert len(post(served, "/v1/rerank", top_n=0)["results"]) == len(DOCUMENTS)
 
 
-def test_logits_come_if_that_is_asked_for(served: Served) -> None:
+def test_logits_come_if_requested(served: Served) -> None:
     expected = served.logits(PAIRS)
     raw = post(served, "/v1/score", use_activation=False)["data"]
     assert [one["score"] for one in raw] == pytest.approx(expected, abs=1e-4)
@@ -146,7 +146,7 @@ def test_a_body_with_documents_is_answered_on_the_same_path_as_vllm_does(served:
     assert served.server.post("/rerank", {"query": QUERY}).json()["error"]["param"] == "texts"
 
 
-def test_a_pair_that_is_too_long_is_cut_or_refused_as_the_client_asks(served: Served) -> None:
+def test_a_pair_that_is_too_long_is_cut_or_refused_as_the_request_says(served: Served) -> None:
     long = ["the lazy dog " * 400, "x"]
     pairs = [(QUERY, document) for document in long]
     refused = served.server.post("/v1/rerank", {"query": QUERY, "documents": long})
@@ -171,7 +171,7 @@ def test_only_so_many_tokens_of_a_document_are_read(served: Served) -> None:
     assert cut["results"][0]["relevance_score"] == pytest.approx(same["results"][0]["relevance_score"], abs=1e-5)
 
 
-def test_a_gateway_is_told_the_tokens_that_were_used(served: Served) -> None:
+def test_a_gateway_gets_the_number_of_used_tokens(served: Served) -> None:
     answer = served.server.post("/v1/rerank", BODIES["/v1/rerank"], **{USAGE_HEADER: "ranked"})
     used = {"prompt_tokens": answer.json()["usage"]["prompt_tokens"], "cached_tokens": 0, "completion_tokens": 0}
     assert json.loads(answer.headers[USAGE_HEADER]) == used

@@ -186,7 +186,7 @@ def untimed(response: Any) -> Any:
     ],
     ids=["text", "call", "text, call and text", "thinking"],
 )  # fmt: skip
-def test_a_stream_tells_the_same(client: OpenAI, fields: Any) -> None:
+def test_a_stream_reports_the_same(client: OpenAI, fields: Any) -> None:
     whole = ask(client, temperature=1, **{"seed": 3, **fields})
     streamed, events = ask_streamed(client, temperature=1, **{"seed": 3, **fields})
     assert untimed(streamed) == untimed(whole) == untimed(events[-1].response)

@@ -137,7 +137,7 @@ def test_log_probabilities_of_named_tokens_are_theirs(server: EngineServer) -> N
             )
 
 
-def test_completions_name_tokens_by_their_ids_if_they_are_asked_to(server: EngineServer) -> None:
+def test_completions_name_tokens_by_their_ids_if_requested(server: EngineServer) -> None:
     answer = ask(server, logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True)
     names = [f"token_id:{token_id}" for token_id in answer["token_ids"]]
     assert answer["logprobs"]["tokens"] == names

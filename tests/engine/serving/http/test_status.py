@@ -24,7 +24,7 @@ def test_a_ready_engine_says_so(server: EngineServer) -> None:
 
 
 @pytest.mark.parametrize("base", ["", "/v1"])
-def test_what_the_field_s_clients_ask_first_is_answered(server: EngineServer, base: str) -> None:
+def test_the_first_queries_of_the_field_s_clients_are_answered(server: EngineServer, base: str) -> None:
     assert server.get(f"{base}/health").status_code == server.get(f"{base}/ping").status_code == 200
     assert server.get(f"{base}/version").json() == {"version": __version__}
 
@@ -95,7 +95,7 @@ def test_metrics_have_the_names_the_field_knows(server: EngineServer) -> None:
     assert 'vllm:request_success_total{finished_reason="stop",model_name="tiny"}' in text
 
 
-def test_what_the_start_took_is_told_part_by_part(server: EngineServer) -> None:
+def test_what_the_start_took_is_reported_part_by_part(server: EngineServer) -> None:
     families = text_string_to_metric_families(server.get("/metrics").text)
     (start,) = [family for family in families if family.name == "conveyor_engine_start_seconds"]
     parts = {sample.labels["part"]: sample.value for sample in start.samples}
@@ -158,7 +158,7 @@ def test_headers_without_an_end_are_refused(server: EngineServer) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
 
 
-def test_what_is_no_http_is_told_so(server: EngineServer) -> None:
+def test_a_request_that_is_not_http_gets_a_clear_error(server: EngineServer) -> None:
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as connection:
         connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")

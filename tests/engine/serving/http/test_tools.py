@@ -101,7 +101,7 @@ def test_several_tools_may_be_called(either: EngineServer) -> None:
 
 
 @pytest.mark.parametrize("choice", [NAMED, "required"])
-def test_a_stream_tells_the_same_calls(either: EngineServer, choice: Any) -> None:
+def test_a_stream_reports_the_same_calls(either: EngineServer, choice: Any) -> None:
     for seed in range(3):
         body = {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
         (whole,) = ask(either, **body).choices
@@ -165,7 +165,7 @@ def test_what_a_free_model_writes_as_a_call_is_one(hermes: EngineServer) -> None
         assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_a_call_that_is_cut_is_told_as_far_as_it_came(hermes: EngineServer) -> None:
+def test_a_call_that_is_cut_is_reported_as_far_as_it_is_complete(hermes: EngineServer) -> None:
     whole = ask(hermes, tool_choice=NAMED, seed=5)
     num_tokens = whole.usage.completion_tokens  # type: ignore[union-attr]
     cut = ask(hermes, tool_choice=NAMED, seed=5, max_tokens=num_tokens - 20).choices[0]

@@ -44,7 +44,7 @@ def test_a_stream_has_its_report_behind_its_last_event(server: EngineServer) -> 
     assert json.loads(answer.headers[USAGE_HEADER])["prompt_tokens"] == len(PROMPT), "known from the first token on"
 
 
-def test_prompts_count_once_and_cached_tokens_are_told_though_no_client_hears_of_them(server: EngineServer) -> None:
+def test_prompts_count_once_and_cached_tokens_are_reported_to_the_gateway_alone(server: EngineServer) -> None:
     ask(server, "before")
     answer = ask(server, "cached", prompt=[PROMPT, PROMPT], n=2)
     used = json.loads(answer.headers[USAGE_HEADER])

@@ -116,6 +116,6 @@ def test_tools_of_other_kinds_are_left_out_and_counted() -> None:
                            "speed": "fast", "mcp_servers": [{}], "container": "a", "service_tier": "priority"}, 5),
     ],
 )  # fmt: skip
-def test_fields_that_ask_for_more_than_there_is_are_counted(schema: Any, fields: Any, number: int) -> None:
+def test_fields_without_effect_are_counted(schema: Any, fields: Any, number: int) -> None:
     body = {"input": "a"} if schema is ResponsesRequest else {"messages": USER, "max_tokens": 1}
     assert schema.model_validate(body | fields).ignored == number

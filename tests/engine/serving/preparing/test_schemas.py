@@ -228,7 +228,7 @@ def test_calls_and_their_results_are_messages() -> None:
         ({"type": "function", "function": {"name": "g"}}, ["f", "g"], ["g"]),
     ],
 )
-def test_a_choice_tells_what_is_shown_and_what_may_be_called(
+def test_a_choice_determines_which_tools_are_shown_and_which_may_be_called(
     choice: Any, shown: list[str], may_call: list[str]
 ) -> None:
     body = {"messages": [user("a")], "tools": [tool("f", strict=True), tool("g")], "tool_choice": choice}

@@ -59,7 +59,7 @@ def test_an_error_arrives_as_it_was_raised(tmp_path: Path) -> None:
         try_files(tmp_path, reads_text=True)
 
 
-def test_a_process_that_ends_itself_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_itself_or_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="what it was takes more than 9 s of CPU time"):
         run_limited("what it was", lambda: os.kill(os.getpid(), signal.SIGKILL), 9.0)
     monkeypatch.setattr(limited, "_CLOCK_TIMES", 0.01)

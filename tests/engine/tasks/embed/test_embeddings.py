@@ -133,7 +133,7 @@ def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetE
 
 
 @pytest.mark.parametrize("kind", ["bert", *COUNT_FROM_PADDING])
-def test_a_fetch_tells_the_context_that_the_engine_has(tmp_path: Path, kind: str) -> None:
+def test_a_fetch_reports_the_context_that_the_engine_has(tmp_path: Path, kind: str) -> None:
     save_encoder(kind, tmp_path, max_position_embeddings=CONTEXT_TOKENS + 2)
     length = make_core(tmp_path).facts.max_model_len
     assert length == CONTEXT_TOKENS + (2 if kind == "bert" else 0)

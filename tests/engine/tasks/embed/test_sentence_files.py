@@ -37,7 +37,7 @@ def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
     assert distance(answers(make_core(tmp_path), PROMPTS), expected) < 1e-4
 
 
-def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
+def test_the_facts_describe_the_model(tmp_path: Path) -> None:
     save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[16, 8] * 1000)
     facts = make_core(tmp_path).facts
     assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
@@ -95,7 +95,7 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
         ("1_Pooling/config.json", [], "not a JSON object"),
     ],
 )  # fmt: skip
-def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str, content: Any, sentence: str) -> None:
+def test_files_that_request_another_vector_are_refused(tmp_path: Path, file: str, content: Any, sentence: str) -> None:
     save_encoder("bert", tmp_path)
     write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
     (tmp_path / file).write_text(json.dumps(content))

@@ -177,19 +177,19 @@ def test_arguments_are_those_that_the_model_wrote_to_the_letter() -> None:
         ("qwen3_coder", "<function=write><parameter=text>\nb", '{"text": "b'),
     ],
 )
-def test_what_is_cut_or_broken_is_not_mended(tool_format: str, answer: str, arguments: str) -> None:
+def test_a_cut_or_broken_call_is_not_fixed(tool_format: str, answer: str, arguments: str) -> None:
     parts = read(tool_format, [answer])
     assert parts[0][0] == "tool_call"
     assert parts[1] == ("arguments", arguments)
 
 
-def test_only_one_call_is_told_where_no_more_are_wanted() -> None:
+def test_only_one_call_is_reported_if_parallel_calls_are_off() -> None:
     answer = "".join(f'<tool_call>{{"name": "f{n}", "arguments": {{}}}}</tool_call>' for n in range(3)) + "x"
     parts = read("hermes", list(answer), only_one_call=True)
     assert parts == [("tool_call", "f0"), ("arguments", "{}"), ("content", "x")]
 
 
-def test_arguments_are_told_while_they_come() -> None:
+def test_arguments_are_streamed_while_they_arrive() -> None:
     parser = build_parser(Parsing(tool_format="hermes"))
     assert parser.feed('<tool_call>\n{"name": "f", "arg') == []
     assert parser.feed('uments": {"a') == [("tool_call", "f"), ("arguments", '{"a')]
@@ -244,7 +244,7 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
         ("{{ messages }}", None),
     ],
 )  # fmt: skip
-def test_a_chat_template_tells_its_format(template: str, found: str | None) -> None:
+def test_a_chat_template_reports_its_format(template: str, found: str | None) -> None:
     assert find_format(template) == found
 
 

@@ -43,7 +43,7 @@ def read(chunks: list[str], **fields: Any) -> list[Part]:
         (f"<think>{CALL}</think>", False, [("reasoning", CALL)]),
     ],
 )
-def test_thinking_is_told_apart(answer: str, has_begun: bool, parts: list[Part]) -> None:
+def test_thinking_is_separated(answer: str, has_begun: bool, parts: list[Part]) -> None:
     for chunks in ([answer], list(answer)):
         assert read(chunks, has_begun_thinking=has_begun, tool_format="hermes") == parts
 
@@ -53,7 +53,7 @@ def test_other_families_have_other_marks() -> None:
     assert read(["<seed:think>a</seed:think>b"], thinking="seed_oss") == [("reasoning", "a"), ("content", "b")]
 
 
-def test_thinking_is_told_while_it_comes() -> None:
+def test_thinking_is_streamed_while_it_arrives() -> None:
     parser = build_parser(Parsing(thinking="think"))
     assert parser.feed("<think>a") == [("reasoning", "a")]
     assert parser.feed("b</th") == [("reasoning", "b")]
@@ -91,7 +91,7 @@ def test_any_chunks_of_any_text_give_the_same_parts(
         ("</think>", {"reasoning": "none"}, None),
     ],
 )
-def test_a_chat_template_tells_its_marks(template: str, settings: Any, dialect: str | None) -> None:
+def test_a_chat_template_reports_its_marks(template: str, settings: Any, dialect: str | None) -> None:
     assert find_dialect(template, **settings).thinking == dialect
 
 

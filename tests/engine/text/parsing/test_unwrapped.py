@@ -43,7 +43,7 @@ def test_arguments_of_another_form_are_the_text(arguments: str) -> None:
     assert read(call(arguments)) == [("tool_call", "patch"), ("arguments", arguments)]
 
 
-def test_a_text_that_is_cut_is_told_as_far_as_it_came() -> None:
+def test_a_text_that_is_cut_is_reported_as_far_as_it_is_complete() -> None:
     whole = call('{"input": "a\\nb"}')
     assert read(whole[: whole.index("b")]) == [("tool_call", "patch"), ("arguments", "a\n")]
 
