@@ -47,7 +47,7 @@ async def test_a_process_that_stands_by_is_ready_and_has_one_metric(served: Fixt
     assert names == {"conveyor_operator_leader"}
 
 
-async def test_a_process_with_a_stuck_reconcile_asks_to_be_restarted(served: Fixture) -> None:
+async def test_a_process_with_a_stuck_reconcile_fails_its_liveness_probe(served: Fixture) -> None:
     served.running_seconds = 299
     assert (await served.get("/livez"))[0] == 200
     served.running_seconds = 301

@@ -90,7 +90,7 @@ def crd_removed(stage: Stage) -> Iterator[None]:
         install_definitions(stage.space.api)
 
 
-def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
+def test_the_process_works_reports_its_health_and_ends_on_sigterm(stage: Stage) -> None:
     with process(stage, "--log-level=debug") as running, Kubelet(stage.space, ready):
         wait_until("it is ready", lambda: running.get("/readyz")[0] == 200)
         assert running.get("/livez") == (200, "alive; waiting for: nothing\n")

@@ -212,7 +212,7 @@ def is_reconciles(call: Call) -> bool:
     return call.is_write and call.resource != "servednames"
 
 
-def test_an_api_server_that_asks_for_patience_gets_it(stage: Stage) -> None:
+def test_retry_after_of_the_api_server_is_respected(stage: Stage) -> None:
     stage.proxy.fail(is_reconciles, 429, times=1, Retry_After="3")
     with stage.operator():
         stage.space.make_service()

@@ -54,7 +54,7 @@ def at(server: Engine) -> Gateway:
     return Gateway(own_address(), server.port, serving=True)
 
 
-async def test_a_gateway_is_asked_for_that_pod_and_its_service_is_marked_then(asking: Asking) -> None:
+async def test_a_gateway_is_queried_for_that_pod_and_its_service_is_marked_then(asking: Asking) -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": 12.5})) as gateway:
         asking.gateways = [at(gateway)]
         assert await asking.ask("uid-1", events=2) == [12.5, QWEN]
@@ -62,14 +62,14 @@ async def test_a_gateway_is_asked_for_that_pod_and_its_service_is_marked_then(as
     assert (request.path, dict(request.query)) == ("/start", {"service": QWEN, "pod": "uid-1"})
 
 
-async def test_an_engine_that_does_not_say_is_asked_once_and_nothing_is_to_be_done(asking: Asking) -> None:
+async def test_an_engine_without_a_warm_up_is_queried_once_and_nothing_follows(asking: Asking) -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": None})) as gateway:
         asking.gateways = [at(gateway)]
         assert await asking.ask("uid-1", "uid-2", events=2) == [None, None]
     assert len(gateway.requests) == 2
 
 
-async def test_a_gateway_that_does_not_know_the_engine_yet_is_asked_again(asking: Asking) -> None:
+async def test_a_gateway_that_does_not_know_the_engine_yet_is_queried_again(asking: Asking) -> None:
     async def hear_of_it_late(request: web.Request) -> web.StreamResponse:
         if len(gateway.requests) < 3:
             return web.json_response({"error": {"code": "no_engine"}}, status=503)
@@ -104,7 +104,7 @@ async def test_what_one_gateway_does_not_say_another_one_may(asking: Asking, mon
     ],
     ids=["negative", "word", "endless", "no number", "nothing", "nested", "no such page"],
 )
-async def test_a_page_that_is_none_tells_nothing_and_ends_nothing(
+async def test_an_invalid_page_reports_nothing_and_ends_nothing(
     asking: Asking, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
     """The address may belong to another pod by now, and an older gateway has no such page."""
@@ -114,5 +114,5 @@ async def test_a_page_that_is_none_tells_nothing_and_ends_nothing(
     assert len(gateway.requests) == 3
 
 
-async def test_without_a_gateway_nothing_is_told(asking: Asking) -> None:
+async def test_without_a_gateway_nothing_is_reported(asking: Asking) -> None:
     assert await asking.ask("uid-1", events=1) == [None]

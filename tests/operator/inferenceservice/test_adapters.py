@@ -43,7 +43,7 @@ def config(*adapters: Json, **spec: Any) -> Any:
     return yaml.safe_load(build_one("ConfigMap", adapters=list(adapters), **spec)["data"]["engine.yaml"])
 
 
-def test_the_engine_is_told_the_folder_of_each_adapter_in_one_order() -> None:
+def test_the_engine_gets_the_folder_of_each_adapter_in_one_order() -> None:
     assert config(SQL, CHAT, OTHER, IMAGE)["adapters"] == {
         "Chat_1.0": "/adapters/Chat_1.0/adapters/chat",
         "other": "/adapters/other/other",
@@ -155,7 +155,7 @@ def explain(pod: PodState) -> str:
     return failure.message
 
 
-def test_a_container_that_fails_is_told_with_its_adapter() -> None:
+def test_a_container_that_fails_is_reported_with_its_adapter() -> None:
     waiting = {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hub" not found'}
     title = "container fetch-adapter-1 of adapter sql"
     assert explain(observe("fetch-adapter-1", CHAT, SQL, **waiting)) == (
@@ -168,7 +168,7 @@ def test_a_container_that_fails_is_told_with_its_adapter() -> None:
     assert explain(observe("fetch-adapter-1", CHAT, SQL, **killed)).startswith(f"{title} used more than its memory")
 
 
-def test_a_claim_that_is_missing_is_told_with_its_adapters() -> None:
+def test_a_claim_that_is_missing_is_reported_with_its_adapters() -> None:
     def told(*adapters: Json, model: Json, claim: str) -> str:
         sentence = f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found.'
         return explain(replace(observe("fetch", *adapters, model=model), unschedulable=sentence))
@@ -184,7 +184,7 @@ def test_a_claim_that_is_missing_is_told_with_its_adapters() -> None:
     assert told(OTHER, model=CLAIM, claim="models").endswith("or correct model.uri or model.cache.claimName")
 
 
-def test_an_image_that_cannot_be_pulled_is_told_with_its_adapter() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_with_its_adapter() -> None:
     cause = 'failed to pull and unpack image "registry.example/z:1": not found'
     pod = observe("fetch", IMAGE, waiting_reason="ErrImagePull", waiting_message=cause)
     assert explain(pod) == f"image registry.example/z:1 of adapter z cannot be pulled: {cause}"

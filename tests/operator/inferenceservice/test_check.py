@@ -30,7 +30,7 @@ def removing(**spec: Any) -> Json:
     return dict(job)
 
 
-def test_the_job_has_the_engine_s_image_and_configuration_and_asks_for_no_device_and_no_claim() -> None:
+def test_the_job_has_the_engine_s_image_and_configuration_and_requests_no_device_and_no_claim() -> None:
     asked: Json = {
         "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}},
         "pod": {"nodeSelector": {"zone": "a"}, "imagePullSecrets": [{"name": "registry"}]},

@@ -96,7 +96,7 @@ def test_a_new_service_is_on_its_way_without_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("pod", "reason"), [(FETCHING, "ModelDownloading"), (LOADING, "ModelLoading")])
-def test_the_way_of_the_model_is_told(pod: PodState, reason: str) -> None:
+def test_the_progress_of_the_model_is_reported(pod: PodState, reason: str) -> None:
     found = judge(make_deployment(1, ready_replicas=0, available_replicas=0), pod)
     assert said(found["ModelAvailable"]) == ("False", reason)
     assert said(found["Ready"]) == ("False", reason)
@@ -131,7 +131,7 @@ def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost(
     assert found["Ready"].message.endswith("(pod broken)")
 
 
-def test_several_pods_that_fail_are_told_once_and_always_alike() -> None:
+def test_several_pods_that_fail_are_reported_once_and_in_the_same_words() -> None:
     deployment = make_deployment(4, ready_replicas=1, available_replicas=1)
     sentence = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     early, late = "2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"
@@ -160,7 +160,7 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
 
 
 @pytest.mark.parametrize("rollout", [{}, {"maxSurge": 1, "maxUnavailable": 0}])
-def test_the_one_more_that_is_missing_is_told_only_where_the_rollout_waits_for_it(rollout: dict[str, Any]) -> None:
+def test_the_missing_additional_pod_is_reported_only_if_the_rollout_waits_for_it(rollout: dict[str, Any]) -> None:
     message = 'pods "new" is forbidden: exceeded quota: gpus'
     refused = make_deployment(1, updated_replicas=0, revision=2, conditions=ROLLING_OUT)
     found = judge(refused, endpoints=1, rollout=rollout, refused=message)
@@ -178,7 +178,7 @@ def test_a_pod_that_was_replaced_gives_no_reason_while_its_replacement_starts() 
     assert said(judge(deployment, evicted, LOADING)["WorkloadReady"]) == ("False", "PodsStarting")
 
 
-def test_gpus_that_nobody_uses_are_told_by_a_service_that_is_ready() -> None:
+def test_gpus_that_nobody_uses_are_reported_by_a_service_that_is_ready() -> None:
     for task, gpus, reason in (("Embed", 4, "GPUsUnused"), ("Embed", 1, "Ready"), ("Generate", 4, "Ready")):
         limits = {"nvidia.com/gpu": gpus, "cpu": 8}
         found = judge(make_deployment(1), READY, endpoints=1, task=task, resources={"limits": limits})
@@ -274,7 +274,7 @@ def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
 
 
-def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_told() -> None:
+def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_reported() -> None:
     old_words = {
         "ReplicaFailure": ("True", "FailedCreate", "must specify limits.memory"),
         "Progressing": ("False", "ProgressDeadlineExceeded", "timed out"),
@@ -287,7 +287,7 @@ def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_told()
     assert found["Ready"].message == "exceeded quota: gpus"
 
 
-def test_a_replica_set_that_cannot_be_made_is_told() -> None:
+def test_a_replica_set_that_cannot_be_made_is_reported() -> None:
     conditions = {"Progressing": ("False", "ReplicaSetCreateError", "exceeded quota: replicasets")}
     found = judge(make_deployment(1, available_replicas=0, replicas=0, updated_replicas=0, conditions=conditions))
     assert (found["Ready"].reason, found["Ready"].message) == ("PodsRefused", "exceeded quota: replicasets")
@@ -304,7 +304,7 @@ def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
     ("kind", "name"),
     [("HorizontalPodAutoscaler", "qwen-engine"), ("PodDisruptionBudget", "qwen-engine"), ("Service", "qwen")],
 )
-def test_a_refused_child_that_no_request_needs_is_told_by_a_service_that_is_ready(kind: str, name: str) -> None:
+def test_a_refused_child_that_no_request_needs_is_reported_by_a_service_that_is_ready(kind: str, name: str) -> None:
     obstacle = Obstacle(kind, name, Reason.CHILD_REFUSED, "no")
     found = judge(make_deployment(1), READY, endpoints=1, obstacles=(obstacle,))
     assert said(found["Ready"]) == ("True", "Ready")
@@ -314,7 +314,7 @@ def test_a_refused_child_that_no_request_needs_is_told_by_a_service_that_is_read
     assert said(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
 
 
-def test_while_no_engine_answers_every_obstacle_is_told_at_once() -> None:
+def test_while_no_engine_answers_every_obstacle_is_reported_at_once() -> None:
     obstacle = Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken")
     assert said(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")
 
@@ -333,7 +333,7 @@ def test_what_passes_by_itself_does_not_make_a_service_that_answers_unready() ->
     assert said(judge(None, obstacles=(passing,))["Ready"]) == ("False", "ChildRefused")
 
 
-def test_pods_that_a_quota_forbids_are_told() -> None:
+def test_pods_that_a_quota_forbids_are_reported() -> None:
     deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0)
     found = judge(deployment, refused="exceeded quota: gpus")
     assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
@@ -341,7 +341,7 @@ def test_pods_that_a_quota_forbids_are_told() -> None:
     assert said(found["Ready"]) == ("False", "PodsRefused")
 
 
-def test_a_rollout_that_takes_too_long_is_told() -> None:
+def test_a_rollout_that_takes_too_long_is_reported() -> None:
     conditions = {"Progressing": ("False", "ProgressDeadlineExceeded", "timed out")}
     found = judge(make_deployment(1, available_replicas=0, revision=2, conditions=conditions), LOADING)
     assert said(found["Progressing"]) == ("False", "ProgressDeadlineExceeded")

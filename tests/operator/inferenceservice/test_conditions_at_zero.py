@@ -59,7 +59,7 @@ def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
     assert said(judge_ready_of(make_pod(unschedulable="Insufficient gpu"), **SLEEPY)) == ("False", "InsufficientGPU")
 
 
-def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
+def test_a_start_that_takes_longer_than_the_queue_timeout_is_reported_at_zero() -> None:
     situation = make_situation(make_deployment(0), **SLEEPY)
     assert "the last starts" not in situation.why_none
     assert replace(situation, start_seconds=20).why_none.endswith("waits for it; the last starts took up to 20 s")
@@ -68,7 +68,7 @@ def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
     )
 
 
-def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> None:
+def test_an_edit_at_zero_is_reported_as_untried_until_an_engine_has_run_it() -> None:
     def why(live: DeploymentState, tried: str) -> tuple[bool, str]:
         situation = replace(make_situation(live, **SLEEPY), former=Former(tried_template=tried))
         return "no engine has started with the current spec yet" in situation.why_none, situation.ready_template
@@ -80,5 +80,5 @@ def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> N
     assert why(replace(edited, available_replicas=1, ready_replicas=1), "old") == (False, "new")
 
 
-def test_replicas_of_zero_that_a_person_asks_for_are_not_ready() -> None:
+def test_replicas_of_zero_that_a_user_sets_are_not_ready() -> None:
     assert said(judge(make_deployment(0), replicas=0)["Ready"]) == ("False", "ScaledToZero")

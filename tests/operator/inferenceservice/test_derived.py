@@ -21,7 +21,7 @@ def test_nothing_follows_from_nothing() -> None:
     assert describe_derived(make_resource().settled_spec, 1024) == []
 
 
-def test_each_size_that_is_open_is_told() -> None:
+def test_each_derived_size_is_reported() -> None:
     assert derive(autoscaling={"maxReplicas": 2}) == {
         "engine.maxModelLen": "16384 tokens",
         "kvCache.blockBudget": "24576 blocks",

@@ -38,13 +38,13 @@ def test_another_reason_is_news_and_a_failure_is_a_warning() -> None:
     assert found == [Event("OOMKilled", "about OOMKilled", warning=True)]
 
 
-def test_one_cause_is_told_once_though_all_conditions_turn_for_it() -> None:
+def test_one_cause_is_reported_once_though_all_conditions_turn_for_it() -> None:
     types = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
     before = status(**dict.fromkeys(types, ("False", "PodsStarting")))
     assert told(before, status(**dict.fromkeys(types, ("False", "OOMKilled")))) == ["OOMKilled"]
 
 
-def test_one_cause_is_told_once_though_another_condition_turns_for_it_later() -> None:
+def test_one_cause_is_reported_once_though_another_condition_turns_for_it_later() -> None:
     before = status(Ready=("False", "ChildRefused"), Progressing=("True", "ChildRefused"))
     assert told(before, status(Ready=("False", "ChildRefused"), Progressing=("False", "ChildRefused"))) == []
 
@@ -68,13 +68,13 @@ def test_being_on_the_way_is_no_warning() -> None:
     assert not found.warning
 
 
-def test_a_rollout_is_told_at_its_beginning_and_at_its_end() -> None:
+def test_a_rollout_is_reported_at_its_beginning_and_at_its_end() -> None:
     quiet, rolling = status(Progressing=("False", "UpToDate")), status(Progressing=("True", "RollingOut"))
     assert told(quiet, rolling) == ["RollingOut"]
     assert told(rolling, quiet) == ["UpToDate"]
 
 
-def test_the_first_pods_are_told_by_ready_alone() -> None:
+def test_the_first_pods_are_reported_by_the_event_ready_alone() -> None:
     before = status(Ready=("False", "PodsStarting"), Progressing=("True", "PodsStarting"))
     assert told(before, status(Ready=("True", "Ready"), Progressing=("False", "UpToDate"))) == ["Ready"]
 
@@ -90,7 +90,7 @@ def test_the_first_status_speaks_of_what_somebody_must_do() -> None:
     assert find_events({}, status(Ready=("False", "ChildRefused")))[0].warning
 
 
-def test_each_decision_of_the_autoscaler_is_told_with_its_arithmetic() -> None:
+def test_each_decision_of_the_autoscaler_is_reported_with_its_arithmetic() -> None:
     up, down = find_events(status(1), status(3)), find_events(status(3), status(1))
     assert (up, down) == ([Event("Scaled", "scaled to 3")], [Event("Scaled", "scaled to 1")])
     assert find_events(status(0), status(3)) == find_events(status(), status(3)) == up, (
@@ -129,6 +129,6 @@ STATUSES = st.builds(
 
 
 @given(STATUSES, STATUSES)
-def test_no_cause_is_told_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_no_cause_is_reported_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
     reasons = told(before, after)
     assert len(reasons) == len(set(reasons))

@@ -30,7 +30,7 @@ def test_what_the_engine_says_is_what_the_user_reads() -> None:
     assert (failure.exit_code, failure.since, failure.pod) == (1, "2026-11-21T08:00:00Z", "pod")
 
 
-def test_the_engine_s_settings_are_told_as_fields_of_the_resource() -> None:
+def test_the_engine_s_settings_are_reported_as_fields_of_the_resource() -> None:
     said = (
         "`num_kv_blocks` gives 8 KV blocks; set `max_model_len` to 128 or `device: auto`, not `dtype: float16`; "
         "use `kv_cache_dtype: int8`; "
@@ -61,7 +61,7 @@ def test_a_pod_s_reason_that_is_no_word_is_not_repeated() -> None:
     assert [failure and failure.reason for failure in failures] == ["Evicted", "PodFailed", "PodFailed"]
 
 
-def test_a_reason_that_this_operator_does_not_know_is_told_all_the_same() -> None:
+def test_a_reason_that_this_operator_does_not_know_is_reported_too() -> None:
     failure = find(ended(told("NewReason", "something new")))
     assert (failure.reason, failure.message) == ("EngineError", "NewReason: something new")
 
@@ -90,7 +90,7 @@ def test_a_fetch_that_ends_without_a_reason_is_no_failed_download() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("container", ["fetch", "engine"])
-def test_an_image_that_is_no_engine_s_is_told_with_the_field(
+def test_an_image_without_an_engine_is_reported_with_the_field(
     message: str, reason: str, code: int, container: str
 ) -> None:
     failure = find(ended(message, code=code, reason=reason, name=container))
@@ -129,7 +129,7 @@ def test_the_schedulers_sentence_becomes_a_reason(sentence: str, reason: str) ->
     assert failure.message == sentence or reason == "ClaimNotFound"
 
 
-def test_a_missing_claim_is_told_with_its_namespace_and_the_field() -> None:
+def test_a_missing_claim_is_reported_with_its_namespace_and_the_field() -> None:
     sentence = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
     failure = find_failure(make_pod(namespace="team-a", unschedulable=sentence, phase="Pending"))
     assert failure is not None
@@ -138,7 +138,7 @@ def test_a_missing_claim_is_told_with_its_namespace_and_the_field() -> None:
     )
 
 
-def test_an_image_that_cannot_be_pulled_is_told_alike_while_it_is_tried_and_between_the_tries() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_in_the_same_words_during_and_between_tries() -> None:
     cause = "failed to resolve reference: example/engine:1: not found"
     between = f'Back-off pulling image "example/engine:1": ErrImagePull: {cause}'
     for waiting, message in (("ErrImagePull", cause), ("ImagePullBackOff", between)):
@@ -169,7 +169,7 @@ def test_a_pod_that_is_on_its_way_has_no_failure(waiting: str) -> None:
     assert find_failure(make_pod("pod", ContainerState("engine", waiting_reason=waiting))) is None
 
 
-def test_of_a_long_log_the_end_is_told() -> None:
+def test_the_end_of_a_long_log_is_reported() -> None:
     message = find(ended("Traceback\n" * 200 + "RuntimeError: no room")).message
     assert message.startswith("container engine ended with exit code 1: ...")
     assert message.endswith("RuntimeError: no room")

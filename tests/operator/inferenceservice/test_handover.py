@@ -135,7 +135,7 @@ def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
     assert "conveyor" in managers_of_replicas(stage)
 
 
-def test_the_hpas_last_word_is_held_although_no_watch_has_told_of_it(stage: Stage) -> None:
+def test_the_hpas_last_number_is_held_although_no_watch_has_reported_it(stage: Stage) -> None:
     with stage.operator():
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: hpa(stage))

@@ -57,7 +57,7 @@ def test_the_pods_mount_the_image_and_read_the_folder_in_it(stage: Stage) -> Non
         "field not declared in schema",
     ],
 )
-def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
+def test_a_cluster_without_image_volumes_is_reported(said: str) -> None:
     memory = remember()
     id = ("Deployment", "qwen-engine")
     memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, said)
@@ -92,7 +92,7 @@ def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
     assert make_pod().model_image == ""
 
 
-def test_a_node_whose_runtime_mounts_no_images_is_told() -> None:
+def test_a_node_whose_runtime_mounts_no_images_is_reported() -> None:
     """The message is that of containerd 1.6."""
     said = (
         'failed to generate container "3e71" spec: failed to generate spec: failed to mkdir "": '

@@ -48,7 +48,7 @@ def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
     assert len(config_map) == len("qwen-engine-") + 8
 
 
-def test_the_engine_is_told_everything_in_its_own_words() -> None:
+def test_the_engine_gets_every_setting_in_its_own_words() -> None:
     told = config(
         model={"uri": "hf://example/model@refs/pr/1", "name": "served"},
         engine={
@@ -112,7 +112,7 @@ def test_the_pods_meet_the_restricted_standard() -> None:
         assert SCRATCH in each["volumeMounts"]
 
 
-def test_a_platform_that_gives_the_pods_a_user_is_asked_for_none() -> None:
+def test_on_a_platform_that_sets_the_user_the_pods_set_none() -> None:
     settings = replace(SETTINGS, user_id=0)
     children = build_desired(make_resource(), settings, Observed(), PodStarts(), NOW).children
     (deployment,) = [child for child in children if child["kind"] == "Deployment"]
@@ -250,7 +250,7 @@ def test_the_cache_is_where_the_spec_wants_it(cache: dict[str, Any], volume: dic
     })  # fmt: skip
 
 
-def test_the_fetch_asks_for_the_pods_share_but_for_no_device() -> None:
+def test_the_fetch_requests_the_pods_share_without_devices() -> None:
     resources = {"requests": {"cpu": 2}, "limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}}
     assert container("fetch", resources=resources)["resources"] == {
         "requests": {"cpu": 2},
@@ -259,7 +259,7 @@ def test_the_fetch_asks_for_the_pods_share_but_for_no_device() -> None:
     assert container("engine", resources=resources)["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
-def test_pods_that_ask_for_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
+def test_pods_that_request_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     own = {"key": "team", "operator": "Exists"}
     with_gpu = {"limits": {"nvidia.com/gpu": 1}}

@@ -36,14 +36,14 @@ BY_OTHER_TESTS = {
 QUICK = ("OOMKilled", "ImagePullFailed")
 
 
-def test_every_failure_of_a_pod_has_its_mend_here() -> None:
+def test_every_failure_of_a_pod_has_its_fix_here() -> None:
     assert CAUSES.keys() | BY_OTHER_TESTS == set(POD_FAILURES)
 
 
 @pytest.mark.parametrize(
     "reason", [pytest.param(reason, marks=() if reason in QUICK else pytest.mark.slow) for reason in CAUSES]
 )
-def test_a_failure_is_gone_from_the_first_status_after_its_mend(stage: Stage, reason: str) -> None:
+def test_a_failure_is_gone_from_the_first_status_after_its_fix(stage: Stage, reason: str) -> None:
     with stage.operator(), Kubelet(stage.space, CAUSES[reason]) as node:
         stage.space.make_service(model={"uri": "hf://org/model"})  # from a volume two pods at a time might not mount
         stage.space.wait_condition("qwen", "Ready", "False", reason)
@@ -59,7 +59,7 @@ def test_a_failure_is_gone_from_the_first_status_after_its_mend(stage: Stage, re
         assert reason not in reasons(stage)
 
 
-def test_the_refusal_of_a_former_replica_set_is_not_told(stage: Stage) -> None:
+def test_the_refusal_of_a_former_replica_set_is_not_reported(stage: Stage) -> None:
     hard = {"limits.memory": "10Gi", "requests.nvidia.com/gpu": "0"}
     stage.space.create("ResourceQuota", {"metadata": {"name": "gpus"}, "spec": {"hard": hard}})
     wait_until("it counts", lambda: "status" in stage.space.need("ResourceQuota", "gpus"))
@@ -80,7 +80,7 @@ def test_the_refusal_of_a_former_replica_set_is_not_told(stage: Stage) -> None:
         assert "PodsRefused" not in reasons(stage)
 
 
-def test_a_deadline_that_a_former_template_exceeded_is_not_told(stage: Stage) -> None:
+def test_a_deadline_that_a_former_template_exceeded_is_not_reported(stage: Stage) -> None:
     """The deadline would take two hours, so the test writes its condition as the Deployment's controller would."""
     exceeded = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
     with stage.operator(), Kubelet(stage.space, lambda pod: None):

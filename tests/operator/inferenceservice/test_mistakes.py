@@ -27,7 +27,7 @@ def test_what_can_be_known_at_once_is_refused_with_a_sentence(mistake: Refused, 
 
 
 @pytest.mark.slow
-def test_what_turns_out_later_is_told_by_get_and_describe(stage: Stage, kubeconfig: Path) -> None:
+def test_later_mistakes_are_reported_by_get_and_describe(stage: Stage, kubeconfig: Path) -> None:
     mistakes = {name_for(mistake): mistake for mistake in REPORTED if not mistake.quota}
 
     def play(pod: Json) -> Json | None:
@@ -41,7 +41,7 @@ def test_what_turns_out_later_is_told_by_get_and_describe(stage: Stage, kubeconf
 
 
 @pytest.mark.parametrize("mistake", [m for m in REPORTED if m.quota], ids=lambda mistake: mistake.done)
-def test_what_concerns_a_whole_namespace_is_told_too(mistake: Reported, stage: Stage, kubeconfig: Path) -> None:
+def test_problems_of_a_whole_namespace_are_reported_too(mistake: Reported, stage: Stage, kubeconfig: Path) -> None:
     stage.space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": mistake.quota}})
     with stage.operator():
         stage.space.make_service("quota", **mistake.spec)

@@ -65,7 +65,7 @@ def test_a_child_of_another_controller_is_not_adopted(stage: Stage) -> None:
     assert stage.space.need("PodDisruptionBudget", "qwen-engine")["spec"]["maxUnavailable"] == 2
 
 
-def test_a_service_of_kserve_s_inferenceservice_of_the_same_name_is_told_as_such(stage: Stage) -> None:
+def test_a_service_of_kserve_with_the_same_name_is_named_as_such(stage: Stage) -> None:
     theirs = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "name": "qwen", "uid": "uid-0"}
     metadata = {"name": "qwen", "ownerReferences": [{**theirs, "controller": True}]}
     stage.space.create("Service", {"metadata": metadata, "spec": {"ports": [{"port": 80}]}})

@@ -142,7 +142,7 @@ def theirs_id(child: Any) -> ChildId:
     return child.kind, child.name
 
 
-def test_a_call_that_failed_is_not_tried_again_in_the_same_reconcile_nor_asked_for_at_a_time() -> None:
+def test_a_failed_call_is_neither_retried_in_the_same_reconcile_nor_scheduled() -> None:
     observed = all_there({})
     left = {id: child for id, child in observed.children.items() if id != ("Service", "qwen")}
     memory = remember({})

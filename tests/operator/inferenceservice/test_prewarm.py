@@ -39,7 +39,7 @@ def job_pod(**spec: Any) -> Json:
     return template
 
 
-def test_the_job_fetches_as_the_engine_s_pods_do_and_asks_for_no_device() -> None:
+def test_the_job_fetches_as_the_engine_s_pods_do_and_requests_no_device() -> None:
     pod = {"nodeSelector": {"zone": "a"}, "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}
     spec, whole = job_pod(resources=GPU, pod=pod)["spec"], build_one("Deployment", model=MODEL, resources=GPU, pod=pod)
     engines = whole["spec"]["template"]["spec"]
@@ -51,7 +51,7 @@ def test_the_job_fetches_as_the_engine_s_pods_do_and_asks_for_no_device() -> Non
     assert "resourceClaims" not in spec
 
 
-def test_the_job_asks_for_little_beside_an_engine_and_names_what_a_quota_may_ask_for() -> None:
+def test_the_job_requests_little_beside_an_engine_and_names_what_a_quota_may_request() -> None:
     def asked(**resources: Json) -> Json:
         (fetch,) = job_pod(resources=resources)["spec"]["containers"]
         return dict(fetch["resources"])
@@ -128,7 +128,7 @@ def test_pods_come_when_the_job_has_brought_the_model(stage: Stage) -> None:
         assert [each["metadata"]["uid"] for each in space.list("Job")] == [job["metadata"]["uid"]]
 
 
-def test_a_job_that_fails_is_told_with_its_reason_and_another_spec_is_another_job(stage: Stage) -> None:
+def test_a_job_that_fails_is_reported_with_its_reason_and_another_spec_is_another_job(stage: Stage) -> None:
     space = stage.space
 
     def fail(pod: Json) -> Json:
@@ -176,7 +176,7 @@ def test_while_another_model_is_fetched_the_pods_stay_as_they_are(stage: Stage) 
         wait_until("replicas are ours again", lambda: space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 1)
 
 
-def test_a_job_that_gets_no_pod_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_gets_no_pod_is_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differences, "PATIENCE", timedelta(seconds=3))
     space = stage.space
     space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})

@@ -123,7 +123,7 @@ def test_the_page_s_default_is_a_profile() -> None:
     InferenceService.parse({**build_body(), "spec": spec})
 
 
-def test_a_default_that_is_wrong_is_told_to_every_service() -> None:
+def test_a_wrong_default_is_reported_to_every_service() -> None:
     with pytest.raises(InvalidResource, match="profile default of the chart"):
         fill_with_default({"pod": {"hostNetwork": True}})
 

@@ -79,7 +79,7 @@ def test_an_image_s_terminal_escapes_and_lone_surrogates_are_shown_as_marks(stag
         assert all(event["message"].isprintable() for event in told)
 
 
-def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
+def test_a_fixed_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")
@@ -98,7 +98,7 @@ def test_a_transition_time_stays_while_the_status_does(stage: Stage) -> None:
     assert second["lastTransitionTime"] == first["lastTransitionTime"]
 
 
-def test_a_quota_that_forbids_pods_is_told(stage: Stage) -> None:
+def test_a_quota_that_forbids_pods_is_reported(stage: Stage) -> None:
     stage.space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
     with stage.operator():
         stage.space.make_service()
@@ -106,7 +106,7 @@ def test_a_quota_that_forbids_pods_is_told(stage: Stage) -> None:
     assert "exceeded quota" in condition["message"]
 
 
-def test_an_hpa_without_a_metrics_server_is_told_what_to_do(stage: Stage) -> None:
+def test_an_hpa_without_a_metrics_server_is_reported_with_a_remedy(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service(autoscaling=AUTOSCALING)
         condition = stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
@@ -115,7 +115,7 @@ def test_an_hpa_without_a_metrics_server_is_told_what_to_do(stage: Stage) -> Non
 
 
 @pytest.mark.slow
-def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(stage: Stage) -> None:
+def test_a_rollout_is_reported_from_beginning_to_end_by_a_service_that_stays_ready(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready) as node:
         stage.space.make_service(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1})
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
@@ -132,7 +132,7 @@ def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(s
         assert events(stage) == [*before, ("Normal", "RollingOut"), ("Normal", "UpToDate")], "it was never unready"
 
 
-def test_a_resource_that_this_operator_cannot_read_is_told_and_its_pods_stay(stage: Stage) -> None:
+def test_an_unreadable_resource_is_reported_and_its_pods_stay(stage: Stage) -> None:
     """A different CRD accepts values that the operator cannot read, here an unknown mode."""
     crd_path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.conveyor.dev"
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
@@ -163,7 +163,9 @@ def set_mode(stage: Stage, mode: str) -> bool:
 
 
 @pytest.mark.parametrize("status", [409, 500])
-def test_a_child_that_the_api_server_fails_to_take_is_told_until_it_is_taken(stage: Stage, status: int) -> None:
+def test_a_child_that_the_api_server_does_not_accept_is_reported_until_it_is_accepted(
+    stage: Stage, status: int
+) -> None:
     """This happens when an admission webhook is broken. The call is not refused, but never succeeds."""
     fault = stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", status, times=10**6)
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
@@ -176,7 +178,7 @@ def test_a_child_that_the_api_server_fails_to_take_is_told_until_it_is_taken(sta
         stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
 
 
-def test_a_failure_that_is_over_at_once_is_not_told(stage: Stage) -> None:
+def test_a_failure_that_ends_at_once_is_not_reported(stage: Stage) -> None:
     stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", 500)
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service()
@@ -206,7 +208,7 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed"))
 
 
-def test_the_sizes_that_follow_from_the_workload_are_told_with_their_reasons(stage: Stage) -> None:
+def test_the_sizes_that_follow_from_the_workload_are_reported_with_their_reasons(stage: Stage) -> None:
     found = '{"contextLength": 4096, "task": "generate"}'
     with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, found)):
         workload = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}}

@@ -230,7 +230,7 @@ def test_a_wrong_image_leaves_the_only_engine_where_two_nodes_may_mount_its_clai
         assert not [message for message in told if message.startswith("1 of 1")]
 
 
-def test_the_removal_of_the_only_engine_is_told_with_its_claim(stage: Stage) -> None:
+def test_the_removal_of_the_only_engine_is_reported_with_its_claim(stage: Stage) -> None:
     make_claim(stage, "ReadWriteOnce")
     with stage.operator(), Kubelet(stage.space, kubelet.ready) as node:
         stage.space.make_service(model={"uri": "pvc://models/demo"})

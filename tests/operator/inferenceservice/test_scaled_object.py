@@ -45,7 +45,7 @@ def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: 
             installed.create(path, found | {"metadata": {"name": "wrong"}, "spec": found["spec"] | wrong})
 
 
-def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: Stage) -> None:
+def test_a_cluster_without_keda_is_reported_and_a_later_installation_is_noticed(stage: Stage) -> None:
     scaled_objects.remove(stage.space.api)
     with stage.operator():
         stage.space.make_service(autoscaling=KEDA)
@@ -81,7 +81,7 @@ def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
         assert space.need("InferenceService", "qwen")["status"]["autoscaling"]["reason"] == "NoMetrics"
 
 
-def test_without_a_metrics_server_what_to_do_is_told_in_the_place_of_kedas_error(stage: Stage, installed: Api) -> None:
+def test_without_a_metrics_server_the_remedy_is_reported_instead_of_kedas_error(stage: Stage, installed: Api) -> None:
     """First the HPA reports that it has no metric, and then KEDA does."""
     space = stage.space
     with stage.operator(metrics_api=False):

@@ -42,14 +42,14 @@ def judge(autoscaler: AutoscalerState | None, api: MetricsApi | None = None) -> 
     return judge_scaling(AUTOSCALED, make_observed(autoscaler=autoscaler), api or MetricsApi())
 
 
-def test_the_arithmetic_of_both_metrics_is_told() -> None:
+def test_the_arithmetic_of_both_metrics_is_reported() -> None:
     assert explain(make_autoscaler()) == (
         "Decided",
         "scaled 2 -> 3: inference_in_flight 70 / 25.6 -> 3; inference_queue_depth 6 / 4 -> 2; the larger is 3",
     )
 
 
-def test_the_bound_that_cuts_a_wish_is_named() -> None:
+def test_the_bound_that_cuts_a_proposal_is_named() -> None:
     many, none = {names.IN_FLIGHT_METRIC: "100"}, {names.IN_FLIGHT_METRIC: "0"}
     assert explain(make_autoscaler(currents=many, desired_replicas=4)) == (
         "AtMaximum",
@@ -61,7 +61,7 @@ def test_the_bound_that_cuts_a_wish_is_named() -> None:
     )
 
 
-def test_a_wish_that_the_hpa_holds_says_why() -> None:
+def test_a_proposal_that_the_hpa_holds_is_reported_with_the_reason() -> None:
     held = WORKING | {"AbleToScale": ("True", "ScaleDownStabilized", "recent recommendations were higher")}
     low = {names.IN_FLIGHT_METRIC: "5"}
     told = explain(make_autoscaler(currents=low, desired_replicas=2, conditions=held))
@@ -254,7 +254,7 @@ def test_replicas_that_came_without_a_request_are_not_put_down_to_one() -> None:
         assert (status.reason, status.message) == ("Pending", "scaled 0 -> 2")
 
 
-def test_a_deployment_that_a_person_has_scaled_to_zero_is_still_told_as_such() -> None:
+def test_a_deployment_that_a_user_has_scaled_to_zero_is_still_named_as_such() -> None:
     stopped = make_observed(deployment=make_deployment(0), autoscaler=make_autoscaler(conditions=RESTING))
     assert judge_scaling(AUTOSCALED, stopped, MetricsApi())[:2] == ("False", "AutoscalerFailed")
 

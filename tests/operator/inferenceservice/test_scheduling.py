@@ -121,7 +121,7 @@ def nodes_of(api: Api, pool: str, **rooms: int) -> Iterator[None]:
         ({"affinity": {"podAntiAffinity": {REQUIRED: [HOST]}}}, {"a": 1, "b": 1}),
     ],
 )
-def test_the_scheduler_spreads_engines_as_a_profile_asks(
+def test_the_scheduler_spreads_engines_as_a_profile_requests(
     stage: Stage, control_plane: ControlPlane, tmp_path: Path, pod: Json, placed: dict[str, int]
 ) -> None:
     """Zone b has room for one pod. Without the selector, all others would run in zone a."""

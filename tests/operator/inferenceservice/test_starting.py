@@ -73,7 +73,7 @@ def test_a_pod_that_is_deleted_does_not_start() -> None:
     assert count(observe({}, deletionTimestamp="2026-11-21T08:00:05Z"), 1) == 0
 
 
-def test_places_are_told_in_words() -> None:
+def test_places_are_reported_in_words() -> None:
     assert describe_places(1, 4) == "1 starting engine has 4 places"
     assert describe_places(3, 4) == "3 starting engines have 12 places"
     assert describe_places(1, 1) == "1 starting engine has 1 place"

@@ -55,7 +55,7 @@ def test_who_restarts_goes_on_from_the_status_and_measures_no_pod_that_was_ready
     assert PodStarts(told).choose_period(60) == 160
 
 
-def test_a_start_is_told_part_by_part() -> None:
+def test_a_start_is_reported_part_by_part() -> None:
     def at(seconds: int) -> str:
         return after(CREATED, seconds)
 
@@ -73,7 +73,7 @@ def test_a_start_is_told_part_by_part() -> None:
     [(12.4, 48, 12), (0, 60, 0), (60.4, 0, 60), (1e300, 0, 60)],
     ids=["part of it", "none of it", "all of it", "a lie"],
 )
-def test_the_warm_up_is_told_apart_and_the_parts_stay_as_long_as_kubernetes_saw_them(
+def test_the_warm_up_is_separated_and_the_other_parts_stay_as_kubernetes_measured_them(
     told_seconds: float, load: int, warm_up: int
 ) -> None:
     start = Start("a", "uid-a", {"total": 100, "model": 28, "load": 60})
@@ -81,7 +81,7 @@ def test_the_warm_up_is_told_apart_and_the_parts_stay_as_long_as_kubernetes_saw_
     assert start.with_warm_up(told_seconds).seconds == parts
 
 
-def test_a_warm_up_that_is_not_told_or_of_a_load_that_is_not_known_changes_nothing() -> None:
+def test_a_warm_up_without_a_report_or_without_a_known_load_changes_nothing() -> None:
     start, short = Start("a", "uid-a", {"total": 100, "load": 60}), Start("a", "uid-a", {"total": 100})
     assert start.with_warm_up(None) == start
     assert short.with_warm_up(5) == short
@@ -173,7 +173,7 @@ def effective(stage: Stage) -> tuple[list[str] | None, str | None]:
 
 
 @pytest.mark.slow
-def test_the_autoscaler_gets_the_period_that_its_own_pods_ask_for_and_keeps_it_over_a_restart(stage: Stage) -> None:
+def test_the_autoscaler_gets_the_period_that_its_own_pods_request_and_keeps_it_over_a_restart(stage: Stage) -> None:
     with Kubelet(stage.space, lambda pod: None) as node:
         with stage.operator():
             stage.space.make_service(autoscaling={"minReplicas": 2, "maxReplicas": 4})

@@ -118,7 +118,7 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
     assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]}
 
 
-def test_the_last_start_is_told_and_stays_until_the_next_one() -> None:
+def test_the_last_start_is_reported_and_stays_until_the_next_one() -> None:
     start = Start("qwen-engine-1", "uid-1", {"total": 20, "model": 4, "load": 15})
     service = make_resource()
     situation, now = Situation(service.spec, make_observed()), LATE

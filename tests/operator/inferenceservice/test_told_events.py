@@ -96,7 +96,9 @@ def play_decision(stage: Stage, now: int, wanted: int) -> None:
 
 
 @pytest.mark.slow
-def test_kubectl_describe_tells_the_events_in_the_order_in_which_they_happened(stage: Stage, kubeconfig: Path) -> None:
+def test_kubectl_describe_reports_the_events_in_the_order_in_which_they_happened(
+    stage: Stage, kubeconfig: Path
+) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")

@@ -66,7 +66,7 @@ class Reconciles:
         return dict(self.memory.pod_starts.last.seconds) if self.memory.pod_starts.last else {}
 
 
-def test_a_pod_that_has_become_ready_is_asked_for_once_and_counted_when_its_warm_up_is_known() -> None:
+def test_a_ready_pod_is_queried_once_and_counted_when_its_warm_up_is_known() -> None:
     service = Reconciles()
     service.see(replace(READY_POD, ready=False))
     assert service.asked == []
@@ -80,7 +80,7 @@ def test_a_pod_that_has_become_ready_is_asked_for_once_and_counted_when_its_warm
     assert service.told == service.counted == {"total": 25, "model": 4, "load": 14, "warm_up": 6}
 
 
-def test_a_start_of_which_no_warm_up_is_told_is_counted_whole() -> None:
+def test_a_start_without_a_reported_warm_up_is_counted_whole() -> None:
     service = Reconciles()
     service.see(READY_POD)
     ((_, _, tell),) = service.asked
@@ -88,21 +88,21 @@ def test_a_start_of_which_no_warm_up_is_told_is_counted_whole() -> None:
     assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
 
 
-def test_engines_that_do_not_tell_it_are_not_asked() -> None:
+def test_engines_that_do_not_report_a_warm_up_are_not_queried() -> None:
     service = Reconciles()
     service.see(READY_POD, runtime="VLLM", engine={"image": "example/vllm:1"})
     assert service.asked == []
     assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
 
 
-def test_a_start_without_a_load_is_not_asked_for() -> None:
+def test_a_start_without_a_load_is_not_queried() -> None:
     service = Reconciles()
     service.see(replace(READY_POD, containers=()))
     assert service.asked == []
     assert service.counted == {"total": 25}
 
 
-def test_the_next_operator_asks_for_what_the_status_lacks_and_counts_it_no_more() -> None:
+def test_the_next_operator_queries_what_the_status_lacks_and_does_not_count_it_again() -> None:
     service = Reconciles()
     service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "20s"})
     ((_, pod, tell),) = service.asked
@@ -112,7 +112,7 @@ def test_the_next_operator_asks_for_what_the_status_lacks_and_counts_it_no_more(
     assert service.counted == {}
 
 
-def test_the_next_operator_asks_for_nothing_that_the_status_has() -> None:
+def test_the_next_operator_queries_nothing_that_the_status_has() -> None:
     service = Reconciles()
     service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "14s", "warmUp": "6s"})
     assert service.asked == []

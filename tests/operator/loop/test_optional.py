@@ -68,7 +68,7 @@ async def follow(
     return told
 
 
-async def test_one_that_comes_and_goes_is_told_and_what_was_known_is_forgotten_first(
+async def test_an_optional_api_that_comes_and_goes_is_reported_and_its_objects_are_dropped_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = await follow(monkeypatch, Discovery(None, False, False, True, True, True, False, True))
@@ -81,7 +81,7 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(monkeypatch: p
 
 
 @pytest.mark.parametrize(("answer", "wanted"), [(False, False), (True, True)])
-async def test_nobody_asks_the_api_server_for_what_nobody_needs_or_what_is_watched(
+async def test_the_operator_reads_nothing_that_is_unused_or_watched(
     monkeypatch: pytest.MonkeyPatch, answer: bool, wanted: bool
 ) -> None:
     discovery = Discovery(answer)

@@ -77,7 +77,7 @@ def test_a_lost_label_comes_back_to_a_child_of_a_kind_that_both_have(stage: Stag
         wait_until("the label", lambda: label in stage.space.need("ConfigMap", "qwen-text")["metadata"]["labels"])
 
 
-def test_a_plan_that_asks_for_a_time_is_asked_again_then_and_costs_nothing_until_then(stage: Stage) -> None:
+def test_a_plan_that_requests_a_time_runs_again_then_and_costs_nothing_until_then(stage: Stage) -> None:
     with stage.operator():
         make_widget(stage, "begun", text="hello")
         wait_until("the operator works", lambda: text(stage, "begun-text") == "hello")
@@ -91,7 +91,7 @@ def test_a_plan_that_asks_for_a_time_is_asked_again_then_and_costs_nothing_until
     assert len(looks) <= 4, "its creation, its status, its time, its second status"
 
 
-def test_a_waiting_plan_is_asked_at_once_when_its_spec_changes(stage: Stage) -> None:
+def test_a_waiting_plan_runs_at_once_when_its_spec_changes(stage: Stage) -> None:
     with stage.operator():
         make_widget(stage, text="later", at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
         wait_until(
@@ -101,7 +101,7 @@ def test_a_waiting_plan_is_asked_at_once_when_its_spec_changes(stage: Stage) -> 
         wait_until("its ConfigMap", lambda: text(stage) == "later")
 
 
-def test_a_spec_that_cannot_be_read_is_told_and_harms_no_other(stage: Stage) -> None:
+def test_an_unreadable_spec_is_reported_and_harms_no_other(stage: Stage) -> None:
     with stage.operator():
         make_widget(stage, "bad", text=1)
         make_widget(stage, text="hello")

@@ -21,7 +21,7 @@ def test_an_empty_store_knows_nothing() -> None:
     assert Store().drop(POD, "1") is None
 
 
-def test_what_belongs_to_one_resource_is_told_in_the_order_in_which_it_became_known() -> None:
+def test_the_objects_of_one_resource_are_reported_in_the_order_in_which_they_became_known() -> None:
     store = make_store(POD, "b", "a")
     assert store.values(POD, KEY) == ["b", "a"]
     assert store.values(POD, OTHER) == store.values(DEPLOYMENT, KEY) == []
@@ -43,7 +43,7 @@ def test_of_two_objects_of_one_name_the_later_one_counts() -> None:
     assert (store.uid(KEY), store.resources(WIDGET)) == (None, [])
 
 
-def test_a_follower_of_a_kind_is_told_the_value_that_counts_after_each_change() -> None:
+def test_a_follower_of_a_kind_gets_the_current_value_after_each_change() -> None:
     store, told, also_told = Store(), [], []
     store.follow(WIDGET, lambda key, value: told.append((key, value)))
     store.follow(WIDGET, lambda key, value: also_told.append((key, value)))

@@ -87,7 +87,7 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         assert {metadata["uid"] for metadata in found} <= set(after)
 
 
-def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage: Stage) -> None:
+def test_a_watch_that_breaks_off_before_it_is_complete_begins_anew(stage: Stage) -> None:
     asked = 0
 
     def second_watch(call: Call) -> bool:
@@ -169,7 +169,7 @@ async def test_a_silent_watch_that_kopf_cancels_is_logged(
     assert "event=watch_silent kind=InferenceService seconds=70" in caplog.text
 
 
-async def test_a_child_of_a_beginning_marks_its_service_and_is_not_told_to_kopf() -> None:
+async def test_a_child_of_a_beginning_marks_its_service_and_is_not_passed_to_kopf() -> None:
     marked: list[tuple[str, bool]] = []
     mark = lambda key, urgent=True: marked.append((str(key), urgent))  # noqa: E731
     watches = Watches([make_services()], Store(), Metrics(), mark)

@@ -226,7 +226,7 @@ async def test_after_stop_nothing_is_begun() -> None:
     assert count(metrics, "error") == 0
 
 
-async def test_a_reconcile_that_asks_for_a_time_is_called_again_at_that_time() -> None:
+async def test_a_reconcile_that_requests_a_time_is_called_again_at_that_time() -> None:
     begun: list[datetime] = []
     asked = datetime.now(UTC) + timedelta(seconds=0.3)
 

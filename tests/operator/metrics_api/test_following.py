@@ -36,7 +36,7 @@ def write(stage: Stage, name: str, value: str) -> None:
     stage.space.apply("ConfigMap", body)
 
 
-async def test_an_object_is_told_when_it_comes_changes_goes_and_comes_again(stage: Stage) -> None:
+async def test_an_object_is_reported_when_it_comes_changes_goes_and_comes_again(stage: Stage) -> None:
     async with following(stage, "one") as told:
         await until("that there is none", lambda: told == [None])
         for value in ("1", "2"):
@@ -49,7 +49,7 @@ async def test_an_object_is_told_when_it_comes_changes_goes_and_comes_again(stag
         await until("the next one", lambda: values(told)[-1] == "3")
 
 
-async def test_what_happens_while_the_connection_is_broken_is_told_afterwards(stage: Stage) -> None:
+async def test_what_happens_while_the_connection_is_broken_is_reported_afterwards(stage: Stage) -> None:
     await asyncio.to_thread(write, stage, "one", "1")
     async with following(stage, "one") as told:
         await until("it", lambda: values(told) == ["1"])
@@ -59,7 +59,7 @@ async def test_what_happens_while_the_connection_is_broken_is_told_afterwards(st
         await until("its end", lambda: told[-1] is None)
 
 
-async def test_an_object_that_is_nested_too_deeply_for_a_reader_is_told_all_the_same(stage: Stage) -> None:
+async def test_an_object_that_is_nested_too_deeply_for_a_reader_is_reported_too(stage: Stage) -> None:
     """This is possible because the API server does not check managedFields with a schema."""
     fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
     entry = '{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":' + fields + "}"

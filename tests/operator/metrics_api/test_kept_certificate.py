@@ -92,7 +92,7 @@ async def test_a_rotation_that_was_interrupted_is_begun_anew_and_keeps_the_old_a
     assert new.bundle.endswith(old.bundle)
 
 
-async def test_what_somebody_breaks_is_mended(stage: Stage, installed: Space, server: MetricsServer) -> None:
+async def test_every_manual_change_is_reverted(stage: Stage, installed: Space, server: MetricsServer) -> None:
     async with keeping(stage, Clock()):
         first = await until_registered(installed, server)
         patch = {"spec": {"caBundle": base64.b64encode(b"nonsense").decode()}}
@@ -120,7 +120,7 @@ async def test_a_replacement_for_a_fault_never_loses_the_api_servers_trust(
         assert [c["lastTransitionTime"] for c in available(installed)] == trusted_since
 
 
-async def test_an_answer_that_is_older_than_what_the_watch_has_told_is_not_believed(
+async def test_an_answer_that_is_older_than_the_watch_is_ignored(
     stage: Stage, installed: Space, server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply = Cluster.apply

@@ -103,7 +103,7 @@ async def test_one_version_that_is_refused_takes_the_other_along(
     assert writes[withdrawn + 1 :] == [("patch", API_SERVICES[1], 201), ("patch", API_SERVICES[0], 201)]
 
 
-async def test_its_own_withdrawal_is_no_loss_even_if_the_watch_tells_of_it_first(
+async def test_its_own_withdrawal_is_no_loss_even_if_the_watch_reports_it_first(
     stage: Stage, installed: Space, server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = Cluster.delete
@@ -120,7 +120,9 @@ async def test_its_own_withdrawal_is_no_loss_even_if_the_watch_tells_of_it_first
 
 
 @pytest.mark.slow
-def test_services_are_told_who_owns_the_metrics_api(stage: Stage, installed: Space, other: OtherAdapter) -> None:
+def test_services_get_the_name_of_the_owner_of_the_metrics_api(
+    stage: Stage, installed: Space, other: OtherAdapter
+) -> None:
     with stage.operator(metrics_api=True, system_namespace=installed.namespace):
         installed.make_service(autoscaling={"maxReplicas": 3})
         condition = installed.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")

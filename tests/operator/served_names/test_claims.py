@@ -62,7 +62,9 @@ def list_events(space: Space, reason: str) -> list[tuple[str, str, str]]:
     return [(each["involvedObject"]["name"], each["type"], each["message"]) for each in found]
 
 
-def test_the_first_service_claims_a_name_and_a_later_one_is_told_that_it_is_taken(teams: Teams, name: str) -> None:
+def test_the_first_service_claims_a_name_and_the_status_of_a_later_one_says_that_it_is_taken(
+    teams: Teams, name: str
+) -> None:
     teams.start()
     serve(teams.a, "good", name)
     told = wait_told(teams.a, "good", "True", "NameClaimed")
@@ -112,7 +114,7 @@ def test_a_name_outlives_its_service_whether_or_not_an_operator_sees_it_go(
     assert teams.b.condition("squat", "NameClaimed")["reason"] == "NameTaken"
 
 
-def test_a_released_name_goes_to_the_service_that_waits_for_it_and_both_are_told(teams: Teams, name: str) -> None:
+def test_a_released_name_goes_to_the_service_that_waits_for_it_and_both_get_an_event(teams: Teams, name: str) -> None:
     teams.start()
     serve(teams.a, "good", name)
     wait_told(teams.a, "good", "True", "NameClaimed")
@@ -255,7 +257,7 @@ def test_the_gateways_own_name_is_claimed_after_those_of_all_services(teams: Tea
     assert [call.status for call in made] == [201] * 6
 
 
-def test_a_second_operator_claims_nothing_twice_and_tells_nothing_new(teams: Teams, name: str) -> None:
+def test_a_second_operator_claims_nothing_twice_and_reports_nothing_new(teams: Teams, name: str) -> None:
     life = teams.start()
     serve(teams.a, "good", name)
     wait_told(teams.a, "good", "True", "NameClaimed")
@@ -302,7 +304,7 @@ is_claim: Callable[..., bool] = lambda call: (call.verb, call.resource) == ("cre
 
 
 @pytest.mark.parametrize("status", [403, 409, 500])
-def test_a_namespace_in_which_claims_fail_is_told_so_and_holds_up_no_other(
+def test_a_namespace_in_which_claims_fail_gets_a_clear_error_and_holds_up_no_other(
     teams: Teams, name: str, status: int
 ) -> None:
     """This happens with a quota, or if an admission webhook for this namespace is down."""
