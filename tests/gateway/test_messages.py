@@ -60,7 +60,7 @@ async def break_off(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def test_a_client_of_the_root_never_reads_whose_service_it_has_asked(
+async def test_a_client_of_the_root_never_reads_the_namespace_of_its_service(
     gateway: GatewayProcess, stack: Stack, own_name: str, http: aiohttp.ClientSession
 ) -> None:
     got = [await ask(gateway, http, own_name, X_Request_Timeout_Seconds="0.05")]
@@ -86,7 +86,7 @@ async def test_a_client_of_the_root_never_reads_whose_service_it_has_asked(
     assert not [text for _, text in got if stack.cluster.namespace in text]
 
 
-async def test_a_gateway_that_is_not_ready_tells_clients_no_namespace(
+async def test_a_gateway_that_is_not_ready_names_no_namespace(
     kubeconfig: Path, crd: Api, http: aiohttp.ClientSession
 ) -> None:
     gateway = GatewayProcess(kubeconfig, "--watch-namespaces=secret-team", "--system-namespace=nobodys")

@@ -165,7 +165,7 @@ def test_what_leads_nowhere_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("name", ["qwen", "nobody"])
-def test_a_host_of_one_part_is_misdirected_and_tells_nobodys_namespace(name: str) -> None:
+def test_a_host_of_one_part_is_misdirected_and_no_namespace_is_named(name: str) -> None:
     with pytest.raises(GatewayError) as caught:
         route(host=f"{name}:80")
     assert caught.value.code is Code.HOST_WITHOUT_NAMESPACE

@@ -184,7 +184,7 @@ async def test_the_first_answer_that_begins_while_draining_is_the_last_of_its_co
 
 
 @pytest.mark.parametrize("ending", [3600], indirect=True)
-async def test_who_did_not_hear_that_the_connection_ends_may_send_one_request_more(ending: Stack) -> None:
+async def test_a_client_that_did_not_see_the_end_of_the_connection_may_send_one_more_request(ending: Stack) -> None:
     streams = Streams()
     request = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with running_engine(streams.handle) as engine:

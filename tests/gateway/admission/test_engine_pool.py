@@ -112,7 +112,7 @@ def test_many_failures_of_one_moment_count_as_one() -> None:
     assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
 
 
-def test_an_engine_that_had_no_room_is_asked_after_all_others_but_is_never_left_out_for_it() -> None:
+def test_an_engine_without_room_is_chosen_after_all_others_but_is_never_left_out() -> None:
     pool = make_pool("a:1", "b:1", place_limit=2)
     full = pool.choose(0.0)
     assert full is not None

@@ -56,7 +56,7 @@ def test_retry_after_is_how_long_the_last_one_that_got_in_waits(request_seconds:
             assert promise == pytest.approx(wait, rel=0.25, abs=2) == pytest.approx(expected, rel=0.3, abs=2)
 
 
-def test_a_worse_class_is_told_to_wait_longer() -> None:
+def test_a_less_urgent_class_gets_a_longer_retry_after() -> None:
     limited = QueueClass("limited", 100, max_queued_requests=50)
     best = QueueClass("best", 0, max_queued_requests=50)
     with VirtualTime(best, limited, place_limit=PLACES, max_queued_requests=1000) as run:
@@ -68,7 +68,7 @@ def test_a_worse_class_is_told_to_wait_longer() -> None:
         assert told(run, best) == pytest.approx(50 / 6, rel=0.35)
 
 
-def test_a_class_with_a_share_is_told_what_its_share_gives() -> None:
+def test_a_class_with_a_share_gets_the_retry_after_of_its_share() -> None:
     shared = QueueClass("shared", 100, max_queued_requests=40, max_share_percent=25)
     with VirtualTime(CHAT, shared, place_limit=PLACES, max_queued_requests=1000) as run:
         for _ in overload(run, 1.0, 60):

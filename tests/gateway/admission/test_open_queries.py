@@ -58,7 +58,7 @@ def where(*tickets: Ticket) -> list[str | None]:
     return [ticket.engine and ticket.engine.address for ticket in tickets]
 
 
-async def test_an_engine_that_refuses_is_asked_and_what_it_grants_goes_to_the_head_of_the_queue() -> None:
+async def test_an_engine_that_refuses_is_queried_and_its_place_goes_to_the_head_of_the_queue() -> None:
     queue = make_queue(engines := Engines(), "a:1")
     await refuse(queue, first := queue.admit(FAR))
     second = queue.admit(FAR)
@@ -81,14 +81,14 @@ async def test_what_another_engine_has_taken_meanwhile_needs_no_place() -> None:
     assert where(queue.admit(FAR)) == ["a:1"]  # it has places again
 
 
-async def test_while_an_engine_is_asked_no_request_goes_there_unasked() -> None:
+async def test_while_a_query_is_open_no_request_goes_to_that_engine() -> None:
     queue = make_queue(engines := Engines(), "a:1", "b:1")
     await refuse(queue, queue.admit(FAR))
     assert where(*(queue.admit(FAR) for _ in range(2))) == ["b:1", None]
     assert engines.asked == ["a:1"]
 
 
-async def test_one_that_refuses_what_it_has_granted_is_not_asked_again_for_that_request() -> None:
+async def test_an_engine_that_refuses_what_it_has_granted_is_not_queried_again_for_that_request() -> None:
     queue = make_queue(engines := Engines(), "a:1")
     await refuse(queue, ticket := queue.admit(FAR))
     await engines.answer("a:1")
@@ -99,7 +99,7 @@ async def test_one_that_refuses_what_it_has_granted_is_not_asked_again_for_that_
     assert ticket.full_until > queue.loop.time()
 
 
-async def test_one_that_cannot_be_asked_is_left_out_for_a_while() -> None:
+async def test_an_engine_that_cannot_be_queried_is_left_out_for_a_while() -> None:
     queue = make_queue(engines := Engines(), "a:1")
     await refuse(queue, ticket := queue.admit(FAR))
     await engines.answer("a:1", granted=False)
@@ -117,7 +117,7 @@ async def test_a_queue_that_ends_takes_nothing_more() -> None:
     assert all(task.done() for task in queue._dispatcher._queries._tasks)
 
 
-async def test_an_engine_that_takes_no_place_back_is_not_asked_meanwhile_and_at_once_afterwards() -> None:
+async def test_an_engine_that_takes_no_place_back_is_queried_again_only_afterwards() -> None:
     queue = make_queue(engines := Engines(), "a:1")
     engines.takes_back.clear()
     await refuse(queue, first := queue.admit(FAR))

@@ -25,7 +25,7 @@ async def test_a_request_that_comes_back_goes_to_the_head_and_its_engine_is_left
     assert other is not refused
 
 
-async def test_an_engine_that_is_full_for_one_request_takes_others_and_is_not_asked_again_at_once() -> None:
+async def test_an_engine_that_is_full_for_one_request_takes_others_and_is_not_tried_again_at_once() -> None:
     queue = make_queue("a:1")
     large = queue.admit(FAR)
     engine = await queue.wait_for_engine(large)
@@ -98,7 +98,7 @@ async def test_requests_that_come_back_wait_in_the_order_in_which_they_came() ->
     assert list(queue._waiting) == tickets
 
 
-async def test_an_engine_that_was_left_out_is_asked_again_without_any_event() -> None:
+async def test_an_engine_that_was_left_out_is_tried_again_without_any_event() -> None:
     queue = make_queue("a:1")
     ticket = queue.admit(FAR)
     engine = await queue.wait_for_engine(ticket)

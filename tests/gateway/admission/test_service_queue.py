@@ -161,7 +161,7 @@ async def test_a_closed_queue_answers_those_who_wait_and_lets_the_running_end() 
     assert (queue.queued, queue.dispatched) == (0, 0)
 
 
-async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_until_it_is_mended() -> None:
+async def test_a_start_that_fails_rejects_waiting_and_new_requests_until_it_is_fixed() -> None:
     queue = make_queue(max_queued_requests=100)
 
     async def ask() -> str:

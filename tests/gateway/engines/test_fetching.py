@@ -13,7 +13,7 @@ from conveyor_gateway.engines.fetching import EnginePage, fetch, fetch_loads
 from conveyor_protocol.engine_pages import ReportedLoad
 
 
-async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none() -> None:
+async def test_every_engine_is_queried_at_once_and_a_silent_one_counts_as_none() -> None:
     async def never(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(3600)
         raise AssertionError
@@ -70,7 +70,7 @@ async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "all_come"), [(60.0, True), (0.2, False)])
-async def test_of_thousands_of_engines_some_are_asked_at_a_time(
+async def test_of_thousands_of_engines_some_are_queried_at_a_time(
     monkeypatch: pytest.MonkeyPatch, seconds: float, all_come: bool
 ) -> None:
     now, most = 0, 0

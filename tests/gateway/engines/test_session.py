@@ -203,7 +203,7 @@ async def test_no_answer_is_a_page_that_a_browser_shows(
     assert body == b"{}"
 
 
-async def test_proxies_before_the_gateway_are_told_not_to_collect_a_stream(
+async def test_proxies_before_the_gateway_get_a_header_that_forbids_buffering_of_streams(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Accel-Buffering: yes\r\n\r\n"
@@ -244,7 +244,7 @@ async def test_a_chunked_compressed_request_passes_as_it_is(stack: Stack, http: 
     assert request.headers["Content-Encoding"] == "gzip"
 
 
-async def test_a_client_that_asks_first_is_told_to_send_its_body(stack: Stack, gateway: GatewayProcess) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(stack: Stack, gateway: GatewayProcess) -> None:
     async with running_engine(answering(web.Response, body=b"{}")) as engine:
         await stack.add_engine(engine.port)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -283,7 +283,7 @@ def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -
         assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
-async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_refuses_it(
+async def test_an_engine_that_accepts_no_connection_in_time_is_distinguished_from_one_that_refuses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session_module, "_CONNECT_SECONDS", 0.2)

@@ -56,7 +56,7 @@ async def test_a_stream_may_be_read_by_pages_of_allowed_origins_alone(
         assert exposed == ("X-Request-Id, Retry-After, Inference-Header-Content-Length" if allowed else None)
 
 
-async def test_a_gateway_answers_browsers_that_ask_before_they_send(
+async def test_a_gateway_answers_preflight_requests_of_browsers(
     crd: object, kubeconfig: Path, http: aiohttp.ClientSession, gateway: GatewayProcess
 ) -> None:
     asking = {

@@ -71,7 +71,7 @@ async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_
     assert is_safe(head)
 
 
-async def test_an_upload_in_tiny_chunks_is_told_what_to_do_while_it_goes_on(gateway: GatewayProcess) -> None:
+async def test_an_upload_in_tiny_chunks_gets_an_error_that_names_the_remedy(gateway: GatewayProcess) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(CHUNKED + b"1\r\nx\r\n" * 500_000)  # the connection is not reset before the answer is read
     received = await asyncio.wait_for(reader.read(), 20)

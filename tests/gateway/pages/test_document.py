@@ -223,7 +223,7 @@ async def test_a_service_without_a_ready_engine_has_none(stack: Stack, http: aio
     assert stack.demand()["in_flight"] == 0
 
 
-async def test_an_engine_that_makes_it_when_first_asked_is_waited_for(
+async def test_a_page_that_the_engine_builds_on_the_first_request_is_awaited(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     async def make(request: web.Request) -> web.Response:

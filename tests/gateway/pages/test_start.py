@@ -35,14 +35,16 @@ def make_catalog(address: str, port: int) -> Catalog:
     ],
     ids=["Conveyor's", "not told", "vLLM's", "no number", "no such page"],
 )
-async def test_an_engine_is_asked_how_long_it_warmed_up(answer: dict[str, Any], seconds: float | None) -> None:
+async def test_the_gateway_reads_from_an_engine_how_long_it_warmed_up(
+    answer: dict[str, Any], seconds: float | None
+) -> None:
     async with running_engine(answering(web.json_response, **answer)) as engine:
         catalog = make_catalog(own_address(), engine.port)
         assert await read_start(catalog, Ledger(1 << 20), QWEN, POD) == Start(seconds)
         assert [request.path for request, _ in engine.requests] == ["/load"]
 
 
-async def test_an_engine_that_is_not_known_here_is_not_asked() -> None:
+async def test_an_unknown_engine_is_not_queried() -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": 1})) as engine:
         catalog = make_catalog(own_address(), engine.port)
         for service, pod in (("other/qwen", POD), (QWEN, "uid-2"), (QWEN, ""), ("", "")):
@@ -51,6 +53,6 @@ async def test_an_engine_that_is_not_known_here_is_not_asked() -> None:
         assert engine.requests == []
 
 
-async def test_an_engine_that_does_not_answer_may_be_asked_again() -> None:
+async def test_an_engine_that_does_not_answer_may_be_queried_again() -> None:
     with refusing_address() as (host, port), pytest.raises(GatewayError, match="no ready engine of"):
         await read_start(make_catalog(host, port), Ledger(1 << 20), QWEN, POD)

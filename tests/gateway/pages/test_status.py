@@ -56,7 +56,7 @@ async def test_an_engine_s_page_is_data_and_runs_in_no_browser(stack: Stack, htt
             assert "sandbox" in answer.headers["Content-Security-Policy"]
 
 
-async def test_however_many_ask_whether_a_service_answers_its_engine_is_asked_once(
+async def test_many_clients_that_check_a_service_cause_one_query_of_its_engine(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     slow = SlowEngine()

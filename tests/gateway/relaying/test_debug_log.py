@@ -11,7 +11,7 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, post
 
 
-async def test_the_way_of_a_request_is_told_without_what_it_says(
+async def test_the_path_of_a_request_is_logged_without_its_content(
     kubeconfig: Path, cluster: Cluster, http: aiohttp.ClientSession
 ) -> None:
     flags = ("--log-level", "debug", "--watch-namespaces", cluster.namespace)

@@ -81,7 +81,7 @@ async def test_a_refusal_without_end_is_not_read_to_its_end(stack: Stack, http: 
     assert sent_bytes < 50 << 20
 
 
-async def test_an_only_engine_that_refuses_is_asked_again_until_it_takes_the_request(
+async def test_an_only_engine_that_refuses_is_tried_again_until_it_takes_the_request(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     statuses = [503, 429, 200]

@@ -84,7 +84,7 @@ async def test_a_refusal_of_the_engine_is_an_event(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("text", ["<html>", '{"detail": "no"}', "[1]"])
-async def test_an_engine_that_answers_with_neither_is_told_as_an_error(
+async def test_an_engine_that_answers_with_neither_causes_an_error(
     stack: Stack, stream: aiohttp.ClientResponse, text: str
 ) -> None:
     """Otherwise the stream would end as if there were no error."""
@@ -113,7 +113,7 @@ async def test_a_gateway_that_stops_ends_it_with_an_error(
     assert [json.loads(event.removeprefix(b"data: "))["error"]["code"] for event in events] == ["stopping"]
 
 
-async def test_whoever_asks_for_no_stream_gets_a_status(stack: Stack, http: aiohttp.ClientSession) -> None:
+async def test_a_client_that_requests_no_stream_gets_a_status(stack: Stack, http: aiohttp.ClientSession) -> None:
     await stack.apply_service(**ZERO, queue={"timeout": "1s"})
     for body in (b"{}", b'{"stream": false}', b'{"stream": 1}', b"[", b"\xff" * 9):
         status, answer, _ = await post(http, f"{stack.url}/chat/completions", body)

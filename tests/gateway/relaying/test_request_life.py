@@ -72,7 +72,7 @@ async def test_requests_inside_the_batching_window_are_not_queue_depth(
     await stack.wait_demand(in_flight=0, queued=0)
 
 
-async def test_the_least_loaded_engine_is_asked(stack: Stack, http: aiohttp.ClientSession) -> None:
+async def test_the_least_loaded_engine_gets_the_request(stack: Stack, http: aiohttp.ClientSession) -> None:
     slow = SlowEngine()
     async with running_engine(slow.handle) as one, running_engine(slow.handle) as other:
         await stack.add_engine(one.port)
@@ -106,7 +106,7 @@ async def test_the_clients_deadline_is_answered_504_in_the_queue_and_at_an_engin
         await stack.wait(lambda: slow.cancelled == 1)
 
 
-async def test_the_engine_is_told_the_time_that_is_left_at_most_the_services(
+async def test_the_engine_gets_the_time_that_is_left_at_most_the_services(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     await stack.apply_service(requestTimeout="30s")

@@ -119,7 +119,7 @@ async def test_of_another_runtime_time_and_bytes_are_counted(stack: Stack, http:
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in its answer", "before its answer"])
-async def test_the_engine_is_asked_for_a_request_whose_client_left(
+async def test_the_usage_of_a_request_whose_client_left_is_read_from_the_engine(
     stack: Stack, http: aiohttp.ClientSession, begins: bool
 ) -> None:
     arrived, asked = asyncio.Event(), asyncio.Queue[str]()

@@ -244,7 +244,7 @@ def test_a_pod_with_an_address_per_family_is_one_engine() -> None:
     assert changes.catalog.find_engine("other/qwen", "pod-1") is None
 
 
-def test_the_slices_of_a_service_add_up_and_each_change_is_told_once() -> None:
+def test_the_slices_of_a_service_add_up_and_each_change_is_reported_once() -> None:
     changes = Changes()
     first = make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1"))
     changes.catalog.slices.put(first)
@@ -289,7 +289,7 @@ def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pyt
     assert "key=default/worse " in caplog.text
 
 
-def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone(
+def test_what_cannot_be_read_is_reported_once_and_counted_until_it_can_be_or_is_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     services = Changes().catalog.services
