@@ -44,7 +44,7 @@ def test_tasks_of_one_step_get_dynamic(task: str) -> None:
     assert not advise(make_service(task), make_traffic()).fields, "it is the default"
 
 
-def test_text_gets_continuous_and_hears_what_its_lengths_mean() -> None:
+def test_text_gets_continuous_and_a_sentence_about_its_lengths() -> None:
     found, told = advice(make_service(batching={"mode": "Static"}), make_traffic())
     assert found.fields == {"mode": "Continuous"}
     assert "they are alike or short, so Static would lose little offline" in told
@@ -62,7 +62,7 @@ def test_tasks_without_texts_that_step_get_continuous(task: str, steps: str) -> 
     assert found.tune_flags == advise(make_service("Embed"), make_traffic()).tune_flags
 
 
-def test_an_unknown_task_and_vllm_are_told_what_is_known() -> None:
+def test_an_unknown_task_and_vllm_get_the_facts_that_are_known() -> None:
     found, told = advice(make_service(None), make_traffic(0))
     assert found.fields == {}
     assert "not known until an engine has read its files" in told
@@ -108,7 +108,7 @@ def test_preempted_requests_get_a_batch_that_the_cache_holds() -> None:
     assert not advise(make_service(), make_traffic(preemptions=5, kv_tokens=8000)).fields, "one in 200 is no reason"
 
 
-def test_a_window_is_told_whether_it_acts() -> None:
+def test_the_advice_names_whether_a_window_has_an_effect() -> None:
     service = make_service("Embed")
     assert "no batch has closed yet" in advice(service, make_traffic())[1]
     traffic = make_traffic()

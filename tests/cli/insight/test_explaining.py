@@ -108,7 +108,7 @@ def test_what_cannot_be_read_of_classes_is_said_once() -> None:
 OBJECTIVES_PAGE = "docs/objectives.md"
 
 
-def test_what_engines_run_together_by_their_objectives_is_told_with_the_reasons() -> None:
+def test_the_batch_size_that_objectives_allow_is_reported_with_the_reasons() -> None:
     limits = LimitFacts(16, {"missed": 2, "slack": 1})
     found = explain(make_facts(95, 0, asked=3, limits=limits))
     told = build_text(found).split("\n\n")[2]
@@ -125,7 +125,7 @@ def test_what_engines_run_together_by_their_objectives_is_told_with_the_reasons(
         (LimitFacts(40, {}), "objectives: no engine with requests reports its limit"),
     ],
 )
-def test_limits_that_are_not_known_are_told_as_such(limits: LimitFacts, told: str) -> None:
+def test_limits_that_are_not_known_are_named_as_such(limits: LimitFacts, told: str) -> None:
     assert told in build_text(explain(make_facts(95, 0, asked=3, limits=limits)))
 
 
@@ -160,7 +160,7 @@ def test_without_engines_it_says_whether_a_request_starts_one() -> None:
     assert decide(make_facts(0, 0, asked=0)) == (0, Reason.PAUSED)
 
 
-def test_a_service_that_may_go_to_zero_is_told_with_its_own_bounds_and_its_idle_timeout() -> None:
+def test_a_service_that_may_go_to_zero_is_explained_with_its_own_bounds_and_its_idle_timeout() -> None:
     """Its HorizontalPodAutoscaler has 1, which no user wrote."""
     sleepy = {"minReplicas": 0, "maxReplicas": 3, "idleTimeout": "7m"}
     facts = make_facts(0, 0, asked=1, autoscaling=sleepy)
@@ -219,7 +219,7 @@ def test_a_pod_that_cannot_be_made_does_not_count() -> None:
         (3, 2, 2, None, "1 starting engine has 40 places; the metrics leave out the requests for them."),
     ],
 )  # fmt: skip
-def test_the_places_of_starting_engines_are_told(
+def test_the_places_of_starting_engines_are_reported(
     asked: int, ready: int, starting: int, requests: tuple[int, int] | None, told: str
 ) -> None:
     facts = make_facts(30, 0, asked=asked, deployment=make_deployment(asked, ready_replicas=ready))
@@ -235,7 +235,7 @@ def test_a_pod_that_fails_has_no_places() -> None:
     assert "places" not in tell(make_facts(30, 0, asked=3, deployment=make_deployment(3, ready_replicas=2)))
 
 
-def test_requests_of_the_last_start_that_fill_a_batch_are_told() -> None:
+def test_requests_of_the_last_start_that_fill_a_batch_are_reported() -> None:
     told = "40 requests are queued or at engines. Those that arrived while no engine was ready are compared with"
     assert told in tell(make_facts(30, 0, counts=Counts(40, 0)))
     assert told not in tell(make_facts(40, 0, counts=Counts(40, 0)))

@@ -45,7 +45,7 @@ class Answers:
         return {"items": [{"metadata": metadata, "spec": {"maxReplicas": 2, "metrics": list(self._metrics)}}]}
 
 
-def test_a_metric_that_somebody_added_is_not_asked_for() -> None:
+def test_a_metric_that_somebody_added_is_not_requested() -> None:
     facts = read_facts(Answers(names.KIND, CPU, QUEUE), "a", "qwen")  # type: ignore[arg-type]
     assert facts.values == {"inference_queue_depth": 7}
 
@@ -59,7 +59,7 @@ def test_of_keda_s_hpa_the_values_are_read_where_that_reads_them() -> None:
     assert answers.asked == {path: {"labelSelector": "scaledobject.keda.sh/name=qwen-engine"}}
 
 
-def test_each_class_is_asked_for_by_its_label_the_best_first() -> None:
+def test_each_class_is_requested_by_its_label_the_best_first() -> None:
     classes = [{"name": "batch", "level": 10}, {"name": "chat", "level": 0}]
     answers = Answers(names.KIND, queue={"classes": classes})
     facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_each_class_is_asked_for_by_its_label_the_best_first() -> None:
     assert answers.asked == {path + "inference_class_queued": asked, path + "inference_class_wait_seconds": asked}
 
 
-def test_the_limits_of_a_service_with_objectives_are_asked_for_with_each_reason() -> None:
+def test_the_limits_of_a_service_with_objectives_are_requested_with_each_reason() -> None:
     answers = Answers(names.KIND, batching={"objectives": {"interTokenLatency": "40ms"}})
     facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
     reasons = ("declared", "predicted", "missed", "slack", "unreachable")

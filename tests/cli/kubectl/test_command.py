@@ -8,7 +8,7 @@ from tests.metrics.aggregation import Aggregated
 from conveyor_kubectl.command import main
 
 
-def test_no_cluster_to_ask_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_cluster_the_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     no_kubeconfig = tmp_path / "kubeconfig"
     no_kubeconfig.write_text("a: [")
     for path in (tmp_path / "nowhere", no_kubeconfig):

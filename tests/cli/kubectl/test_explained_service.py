@@ -77,7 +77,7 @@ def has_no_metrics(status: Json) -> bool:
 
 
 @pytest.mark.slow
-def test_what_is_told_is_what_the_controller_decides(
+def test_the_explanation_is_what_the_controller_decides(
     space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
 ) -> None:
     gateway = start_gateway({})
@@ -115,7 +115,7 @@ def test_what_is_told_is_what_the_controller_decides(
 
 
 @pytest.mark.slow
-def test_a_step_that_the_policies_have_used_up_is_told(
+def test_a_step_that_the_policies_have_used_up_is_reported(
     space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
 ) -> None:
     gateway = start_gateway({})
@@ -130,7 +130,7 @@ def test_a_step_that_the_policies_have_used_up_is_told(
 
 
 @pytest.mark.slow
-def test_limits_that_objectives_move_are_told_and_written_into_no_object(
+def test_limits_that_objectives_move_are_reported_and_written_into_no_object(
     space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
 ) -> None:
     gateway = start_gateway({})

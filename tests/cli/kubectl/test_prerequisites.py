@@ -33,7 +33,7 @@ def build_class(name: str, **annotations: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_cluster_has_is_reported(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
     bare = find(plane.kubeconfig)
     assert re.fullmatch(r"v1\.\d+\.\d+; 1\.34 or newer is needed", bare["Kubernetes"][1])
     assert bare["rights"][0] is Verdict.GOOD
@@ -74,7 +74,7 @@ def provide(api: Api) -> None:
     install_definitions(api)
 
 
-def test_a_crd_of_another_release_is_told(plane: ControlPlane) -> None:
+def test_a_crd_of_another_release_is_reported(plane: ControlPlane) -> None:
     api = Api(plane.kubeconfig)
     install_definitions(api)
     older = {"op": "remove", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/profile"}
@@ -84,7 +84,7 @@ def test_a_crd_of_another_release_is_told(plane: ControlPlane) -> None:
     install_definitions(api)
 
 
-def test_who_may_do_nothing_is_told_so(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_without_rights_gets_a_clear_error(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
     plane.issue_kubeconfig("nobody", "nobody")
     kubeconfig = plane.folder / "nobody.kubeconfig"
     found = find(kubeconfig)

@@ -28,7 +28,7 @@ def test_figures_are_those_of_the_answers() -> None:
     assert figures.misses(Objectives(latency_seconds=0.2)) == ["latency P95 300 ms"]
 
 
-def test_failed_requests_miss_every_objective_and_are_told_by_kind() -> None:
+def test_failed_requests_miss_every_objective_and_are_reported_by_kind() -> None:
     answers = [make(number, 0.1, 0.01, problem="HTTP 429" if number % 2 else "") for number in range(10)]
     figures = summarise(answers, 10, Objectives(0.5))
     assert figures.problems == (("HTTP 429", 5),)

@@ -23,6 +23,6 @@ def test_short_and_long_names_are_the_same() -> None:
         ("ttft=1s,timeToFirstToken=2s", "twice"),
     ],
 )
-def test_what_is_no_objective_is_told(text: str, told: str) -> None:
+def test_what_is_no_objective_is_reported(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse_objectives(text)

@@ -86,7 +86,7 @@ async def test_a_slow_server_delays_no_request() -> None:
     assert not any(each.problem for each in answers)
 
 
-async def test_requests_beyond_the_bound_are_not_sent_and_told() -> None:
+async def test_requests_beyond_the_bound_are_reported_and_not_sent() -> None:
     async def never(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         raise AssertionError("it was cancelled")
@@ -160,7 +160,7 @@ async def test_prompts_are_as_long_as_they_should_be_for_any_tokenizer() -> None
     assert answer.prompt_tokens == 402
 
 
-async def test_a_service_that_does_not_answer_is_told_before_the_load() -> None:
+async def test_a_service_that_does_not_answer_is_reported_before_the_load() -> None:
     async with running_engine(answer_with(503, b"")) as engine, open_session(Limits()) as session:
         with pytest.raises(SendError, match=r"does not answer a request of 8 words: HTTP 503") as raised:
             await calibrate(session, make_target(engine))

@@ -68,7 +68,9 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("title", BAD_FILES)
-def test_a_wrong_file_is_told_in_one_sentence(title: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_is_reported_in_one_sentence(
+    title: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     objects, *words = BAD_FILES[title]
     path = write(tmp_path, *objects) if objects else str(tmp_path / "missing.yaml")
     assert main(["run", path]) == 2

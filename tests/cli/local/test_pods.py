@@ -149,7 +149,7 @@ def test_threads_that_the_service_sets_are_kept(places: Places) -> None:
     assert "num-threads" not in flags_of(plan(build_service(pod=pod), places)[-1])
 
 
-def test_too_few_gpus_are_told_by_name() -> None:
+def test_too_few_gpus_are_reported_by_name() -> None:
     spec = {"resources": {"limits": {"nvidia.com/gpu": 2}}, "replicas": 2}
     service = InferenceService.parse(build_service(**spec))
     with pytest.raises(RunError, match="too few GPUs: default/chat needs 4, and this machine has 3"):

@@ -45,7 +45,7 @@ def test_anthropic_s_client_is_answered(run: Running) -> None:
     assert 1 <= message.usage.output_tokens <= 8
 
 
-def test_each_part_of_the_start_is_told(run: Running) -> None:
+def test_each_part_of_the_start_is_reported(run: Running) -> None:
     (line,) = [line for line in run.output.splitlines() if "chat-engine-1 is ready" in line]
     assert all(f" {part} " in line for part in ("fetch", "load", "warm up"))
     assert f"curl {run.root}/default/chat/v1/chat/completions" in run.output

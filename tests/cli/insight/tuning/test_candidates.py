@@ -6,7 +6,7 @@ from conveyor_api.batching import Batching
 from conveyor_insight.tuning.candidates import Candidate, make_plan
 
 
-def test_without_wishes_the_limits_around_the_current_one_are_tried() -> None:
+def test_without_given_limits_the_limits_around_the_current_one_are_tried() -> None:
     plan = make_plan(Batching(), "Generate", [], [], [])
     assert plan.current == Candidate(32)
     assert [str(axis) for axis in plan.axes] == ["maxBatchSize 16, 64, 128"]

@@ -39,7 +39,7 @@ def test_without_a_signal_the_code_is_the_work_s_and_errors_are_its_own() -> Non
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-async def test_a_call_in_a_thread_ends_before_its_cancellation_is_told() -> None:
+async def test_a_call_in_a_thread_ends_before_its_cancellation_is_reported() -> None:
     """Otherwise its write could come after the restoring write."""
     begun, release, ended = asyncio.Event(), asyncio.Event(), False
     loop = asyncio.get_running_loop()

@@ -56,7 +56,7 @@ async def test_the_next_field_is_tried_at_the_best_of_the_one_before() -> None:
     assert choose(results, plan.current).candidate == Candidate(16, None, 128)
 
 
-async def test_a_setting_that_does_not_run_is_told_and_the_others_are_tried() -> None:
+async def test_a_setting_that_does_not_run_is_reported_and_the_others_are_tried() -> None:
     service = Arithmetic({Candidate(8): 4, Candidate(16): 8})
     results = await sweep(service, make(1024, 16))
     assert [result.problem for result in results] == ["", "KVBudgetTooSmall: raise it", ""]

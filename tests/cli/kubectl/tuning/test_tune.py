@@ -200,7 +200,7 @@ def test_a_copy_that_a_killed_tune_left_is_deleted_by_the_next_command(
     check_as_before(space, before)
 
 
-def test_a_setting_that_does_not_start_is_told_and_put_back(space: Space, pods: EnginePods, tune: Tune) -> None:
+def test_a_setting_that_does_not_start_is_reported_and_put_back(space: Space, pods: EnginePods, tune: Tune) -> None:
     before = make_ready(space)
     done = tune.run(*QUICK, "--start-timeout=1ms")
     assert "does not run: not ready after 0 s" in done.stdout, done.stderr
@@ -219,7 +219,7 @@ def test_somebody_else_s_change_is_left_as_it_is(space: Space, pods: EnginePods,
     assert names.TUNE_ANNOTATION not in now["metadata"].get("annotations", {})
 
 
-def test_a_dry_run_tells_the_settings_and_the_cost_and_writes_nothing(
+def test_a_dry_run_reports_the_settings_and_the_cost_and_writes_nothing(
     space: Space, pods: EnginePods, tune: Tune
 ) -> None:
     before = make_ready(space)
