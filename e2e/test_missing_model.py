@@ -4,7 +4,7 @@ from e2e import kube
 from e2e.services import service
 
 
-def test_a_missing_model_is_a_clear_condition_and_can_be_mended(namespace: str) -> None:
+def test_a_missing_model_is_a_clear_condition_and_can_be_fixed(namespace: str) -> None:
     kube.apply(service("lost", model={"uri": "pvc://models/nowhere"}), namespace)
     found = kube.wait_until("Ready=False", lambda: model_missing(namespace))
     assert found["reason"] == "ModelNotFound"

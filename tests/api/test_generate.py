@@ -17,7 +17,7 @@ def test_the_committed_files_are_up_to_date() -> None:
     assert list(generate.stale_files(REPOSITORY)) == []
 
 
-def test_check_fails_when_a_file_differs_and_generate_mends_it(
+def test_check_fails_when_a_file_differs_and_generate_fixes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--check", "--root", str(tmp_path)]) == 1

@@ -55,13 +55,13 @@ def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant(rendered
         assert peer["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-def test_without_a_metrics_server_the_operator_alone_asks_the_gateways() -> None:
+def test_without_a_metrics_server_the_operator_alone_queries_the_gateways() -> None:
     policy = find(render("metrics.enabled=false"), "NetworkPolicy", "conveyor-gateway")["spec"]
     (admin,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == names.GATEWAY_ADMIN_PORT]
     assert admin["from"] == [OPERATOR_PODS]
 
 
-def test_keda_asks_at_a_port_of_the_service_that_leads_to_the_metrics_servers_admin_port() -> None:
+def test_keda_reads_a_port_of_the_service_that_leads_to_the_metrics_servers_admin_port() -> None:
     objects = render("metrics.adminPort=9091")
     (port,) = [each for each in find(objects, "Service", names.METRICS_SERVICE)["spec"]["ports"] if each["port"] != 443]
     assert names.metrics_url() == f"http://{names.METRICS_SERVICE}.conveyor-system.svc.cluster.local:{port['port']}"

@@ -86,7 +86,7 @@ def test_a_definition_that_was_changed_by_hand_stops_an_upgrade_until_helm_owns_
     assert short_names(release) == ["infsvc"]
 
 
-def test_a_definition_that_was_applied_by_hand_is_taken_over_when_told_so(release: Release) -> None:
+def test_take_ownership_adopts_a_definition_that_was_applied_by_hand(release: Release) -> None:
     release.shell(CRD_BY_HAND)
     with pytest.raises(HelmFailed, match="cannot be imported into the current release"):
         release.upgrade()

@@ -221,7 +221,7 @@ PROBES = {
 }
 
 
-def test_probes_ask_the_paths_that_each_process_serves_on_its_admin_port(rendered: list[Json]) -> None:
+def test_probes_use_the_paths_that_each_process_serves_on_its_admin_port(rendered: list[Json]) -> None:
     for name, spec in pods_of(rendered).items():
         (container,) = spec["containers"]
         port, *paths = PROBES[name]

@@ -61,7 +61,7 @@ def vllm_bench(folder: Path, successful: int) -> str:
 
 
 @pytest.mark.parametrize("judge", [guidellm, aiperf, lm_eval, vllm_bench])
-def test_all_that_was_asked_must_succeed(judge: Any, tmp_path: Path) -> None:
+def test_every_requested_check_must_succeed(judge: Any, tmp_path: Path) -> None:
     assert judge(tmp_path, 20) == "20 of 20 requests"
 
 

@@ -72,7 +72,7 @@ def test_a_new_terminal_finds_the_cluster_that_is_up(
     ]  # fmt: skip
 
 
-def test_without_a_cluster_a_new_terminal_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_the_output_explains_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, has_kind=False)
     with pytest.raises(command_line.NoCluster, match="`make demo` or `make cluster` brings one up"):
         command_line.env()
@@ -93,7 +93,7 @@ def test_a_context_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("module", ["e2e.deploy", "e2e.gateway", "e2e.demo"])
-def test_a_missing_program_is_told_in_one_sentence(tmp_path: Path, module: str) -> None:
+def test_a_missing_program_is_reported_in_one_sentence(tmp_path: Path, module: str) -> None:
     environment = {
         "PATH": "", "CONVEYOR_CACHE": str(tmp_path), "KUBECONFIG": context_file(tmp_path, "conveyor-local"),
     }  # fmt: skip

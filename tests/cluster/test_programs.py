@@ -48,7 +48,7 @@ def test_all_that_lacks_is_said_at_once_and_first() -> None:
 
 
 @pytest.mark.usefixtures("nothing_there")
-def test_who_may_not_install_is_told_the_command() -> None:
+def test_a_user_who_may_not_install_gets_the_command() -> None:
     with pytest.raises(programs.ProgramMissing, match=r"as root: apt-get install .* nftables skopeo$"):
         programs.require("nft", "skopeo", "nft")
 

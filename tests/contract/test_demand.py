@@ -72,7 +72,7 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
 
 
 @pytest.mark.slow
-async def test_a_gateway_is_asked_for_one_service_and_says_nothing_of_the_others(
+async def test_a_gateway_returns_only_the_one_service_of_the_query(
     gateways: list[GatewayProcess], source: GatewaySource, namespace: str, api: Api
 ) -> None:
     other = {"metadata": {"name": "other"}, "spec": {"model": {"uri": "pvc://models/tiny"}}}

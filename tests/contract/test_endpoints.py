@@ -17,7 +17,7 @@ def test_an_engine_answers_every_path_of_the_catalogue_and_no_other() -> None:
     assert answered | {DOCUMENT} == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
 
 
-def test_the_page_tells_of_the_document_that_has_them_all() -> None:
+def test_the_page_links_the_document_that_has_all_endpoints() -> None:
     assert "`GET /openapi.json`" in PAGE
     assert {path for _, path in ROUTES if path not in OWN} <= {
         path.replace("{model}", "{model:path}") for path in build_document()["paths"]

@@ -65,6 +65,6 @@ async def test_an_engine_without_a_model_that_a_rollout_brings_sends_the_request
     assert (await ask(UnknownModel("", model=model), coming="another")).status == 404
 
 
-async def test_a_name_that_no_service_can_have_is_not_told() -> None:
+async def test_a_name_that_no_service_can_have_is_not_sent() -> None:
     for model in ("", "x" * 1001, "\ud800"):
         assert (await ask(UnknownModel("", model=model), coming=model)).status == 404

@@ -23,7 +23,7 @@ def test_a_reason_that_the_engine_writes_is_one_that_the_user_reads(
     assert (failure.reason, failure.message) == (reason, "why")
 
 
-def test_a_reason_of_an_engine_of_another_version_is_told_in_words() -> None:
+def test_a_reason_of_an_engine_of_another_version_is_reported_in_words() -> None:
     failure = find_failure(make_pod("pod", ended(json.dumps({"reason": "Tired", "message": "why"}))))
     assert failure is not None
     assert (failure.reason, failure.message) == (FailureReason.ENGINE_ERROR, "Tired: why")

@@ -80,7 +80,7 @@ def test_a_generated_page_is_what_the_programs_say(page: str, words: tuple[str, 
         assert word in done.stdout
 
 
-def test_engine_and_gateway_tell_the_version_that_is_released() -> None:
+def test_engine_and_gateway_report_the_version_that_is_released() -> None:
     released = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     assert released == conveyor_engine.__version__ == conveyor_gateway.__version__
 

@@ -11,7 +11,7 @@ from conveyor_metrics.settings import PROGRAM as METRICS
 from conveyor_operator.settings import PROGRAM as OPERATOR
 
 
-def test_what_all_three_can_be_told_has_one_name_and_one_default() -> None:
+def test_a_setting_of_all_three_programs_has_one_name_and_one_default() -> None:
     programs = (OPERATOR, GATEWAY, METRICS)
     told = [{(row.flag, row.must_be, row.default) for row in program.rows()} for program in programs]
     alike = {flag for flag, _, _ in set.intersection(*told)}

@@ -121,7 +121,7 @@ def test_mode_and_task_are_the_engine_s_choice_where_nothing_is_said(tmp_path: P
     assert (config.task, config.batching_mode, config.batching_window_seconds) == ("auto", "auto", None)
 
 
-def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
+def test_every_requested_setting_arrives(tmp_path: Path) -> None:
     config = read_as_engine(build_full_body(), tmp_path)
     assert config.model == "/models/hf/Qwen/Qwen3-0.6B/refs--pr--1"
     assert config.task == "generate"

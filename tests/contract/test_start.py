@@ -68,7 +68,7 @@ def is_whole(start: Json) -> bool:
 
 
 @pytest.mark.slow
-def test_the_status_is_completed_when_the_gateways_have_heard_of_the_engine(
+def test_the_status_is_completed_when_the_gateways_have_learned_of_the_engine(
     stage: Stage, gateway: GatewayProcess, engine: EngineServer
 ) -> None:
     space = stage.space

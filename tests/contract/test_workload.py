@@ -24,7 +24,7 @@ WORKLOAD = {"inputTokens": {"p50": 20, "p95": 60}, "outputTokens": {"p50": 10, "
     [{}, {"batching": {"maxBatchSize": 4}}, {"kvCache": {"blockBudget": 8}}, {"engine": {"maxModelLen": 100}}],
     ids=str,
 )
-def test_an_engine_has_the_context_and_the_blocks_that_the_status_tells(spec: dict[str, Any], tmp_path: Path) -> None:
+def test_an_engine_has_the_context_and_the_blocks_that_the_status_reports(spec: dict[str, Any], tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model")
     body = build_body(**{"task": "Generate", "workload": WORKLOAD, **spec})
     config = read_as_engine(body, tmp_path)

@@ -108,7 +108,7 @@ async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_
 
 
 @pytest.mark.slow
-async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_engine_runs_it(
+async def test_an_edit_at_zero_wakes_nobody_and_counts_as_untried_until_an_engine_runs_it(
     stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     space = stage.space
@@ -133,7 +133,7 @@ async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_e
 
 
 @pytest.mark.slow
-async def test_a_start_that_fails_answers_with_the_reason_until_it_is_mended(
+async def test_a_start_that_fails_answers_with_the_reason_until_it_is_fixed(
     stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     space = stage.space

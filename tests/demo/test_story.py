@@ -57,7 +57,7 @@ def test_what_went_wrong_is_no_success() -> None:
 
 
 @pytest.mark.parametrize("server", [None, "https://127.0.0.1:9"])
-def test_without_a_demo_its_address_is_asked_for_in_one_sentence(tmp_path: Path, server: str | None) -> None:
+def test_without_a_demo_its_address_is_refused_in_one_sentence(tmp_path: Path, server: str | None) -> None:
     """`make demo-url` where nothing is up, and where a cluster is gone."""
     config = tmp_path / "kubeconfig"
     if server:

@@ -15,7 +15,7 @@ PATH = "/v1/audio/transcriptions"
 
 @pytest.mark.nightly  # trains for minutes where the cache has no model
 @pytest.mark.timeout(1800)
-def test_words_times_and_languages_that_it_has_not_heard_are_told(tmp_path: Path) -> None:
+def test_unknown_words_times_and_languages_are_reported(tmp_path: Path) -> None:
     draw, num_right = Random("unheard"), 0
     with EngineServer(tmp_path, demo_model_directory(SPEECH)) as engine:
         engine.wait_ready()

@@ -65,7 +65,7 @@ def test_nothing_is_sent_after_a_refusal_until_a_pause_is_over_or_a_response_arr
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1e9))
-def test_a_pause_is_no_shorter_than_asked_for_up_to_a_minute(times: int, retry_after: float) -> None:
+def test_a_pause_is_no_shorter_than_requested_up_to_a_minute(times: int, retry_after: float) -> None:
     assert min(60, retry_after or 1.0) <= choose_pause(times, retry_after) <= 75
 
 

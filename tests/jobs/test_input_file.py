@@ -24,7 +24,7 @@ def test_blank_lines_and_a_missing_last_line_break_are_allowed(tmp_path: Path) -
     assert (opened.num_requests, opened.paths) == (2, {"/v1/completions", "/v1/embeddings"})
 
 
-def test_every_mistake_is_told_with_its_line_up_to_twenty(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_line_up_to_twenty(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f"{json.dumps(make_line('same'))}\n" for _ in range(3)) + "{\n")
     assert told(path) == {
@@ -90,7 +90,7 @@ async def test_an_input_of_another_kind_is_refused(tmp_path: Path, given: str) -
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/x?sig=hunter2 y", "http://[::1/x?sig=hunter2", "http://a:b/x"])
-async def test_an_address_that_is_none_is_told_without_what_may_be_secret(tmp_path: Path, address: str) -> None:
+async def test_an_invalid_address_is_reported_without_possible_secrets(tmp_path: Path, address: str) -> None:
     code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", given=address)
     assert code in (1, 2)
     assert (log.count("\n"), "sig" in log, "Traceback" in log) == (1, False, False), log

@@ -148,7 +148,7 @@ async def test_a_request_that_breaks_its_engine_is_tried_three_times(tmp_path: P
     assert read_lines(tmp_path / "out" / "errors.jsonl")[0]["response"]["status_code"] == 502
 
 
-async def test_a_response_without_end_is_an_error_and_not_asked_for_again(tmp_path: Path) -> None:
+async def test_a_response_without_end_is_an_error_and_not_retried(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 3)
 
     async def handle(body: Json) -> web.Response:

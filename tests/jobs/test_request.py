@@ -24,7 +24,7 @@ def test_the_page_s_line_is_a_request() -> None:
 
 
 @pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/rerank", "/classify"])
-def test_every_path_that_takes_json_may_be_asked(url: str) -> None:
+def test_every_path_that_takes_json_may_be_used(url: str) -> None:
     assert parse_line(json.dumps(make_line("a", url)).encode()).path == url
 
 
@@ -59,6 +59,6 @@ def test_a_deeply_nested_line_is_invalid() -> None:
         parse_line(b'{"custom_id": "a", "url": "/v1/completions", "body": {"x": ' + b"[" * 100_000)
 
 
-def test_a_byte_order_mark_is_told_as_such() -> None:
+def test_a_byte_order_mark_is_named_as_such() -> None:
     with pytest.raises(InvalidLine, match="byte order mark"):
         parse_line(b"\xef\xbb\xbf" + json.dumps(make_line("a")).encode())

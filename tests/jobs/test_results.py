@@ -43,7 +43,7 @@ def test_a_body_that_is_no_json_is_an_error_and_kept_as_text(tmp_path: Path, bod
     assert response == {"status_code": 200, "request_id": "?", "body": kept}
 
 
-def test_tokens_are_counted_as_far_as_they_are_told(tmp_path: Path) -> None:
+def test_tokens_are_counted_as_far_as_they_are_reported(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": None, "prompt_tokens_details": {"cached_tokens": 3}}
     with Results(tmp_path, 2) as results:
         results.add(0, REQUEST, Response(200, "", json.dumps({"usage": usage}).encode()))

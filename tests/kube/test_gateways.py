@@ -14,7 +14,7 @@ def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") ->
     return {"metadata": {"name": "s"}, "ports": [{"name": name, "port": port}], "endpoints": endpoints}
 
 
-def test_terminating_and_starting_gateways_are_asked_too() -> None:
+def test_terminating_and_starting_gateways_are_queried_too() -> None:
     draining = {"ready": True, "serving": True, "terminating": True}
     endpoints = [
         {"addresses": ["10.0.0.1"], "conditions": draining},
@@ -29,12 +29,12 @@ def test_terminating_and_starting_gateways_are_asked_too() -> None:
     ]
 
 
-def test_a_gateway_that_two_slices_name_is_asked_once() -> None:
+def test_a_gateway_that_two_slices_name_is_queried_once() -> None:
     endpoints: list[Json] = [{"addresses": ["10.0.0.1"]}]
     assert len(parse_gateways([build_slice(endpoints), build_slice(endpoints)], Unreadable("slice"))) == 1
 
 
-def test_only_the_admin_port_is_asked_and_ipv6_is_written_in_brackets() -> None:
+def test_only_the_admin_port_is_queried_and_ipv6_is_written_in_brackets() -> None:
     slices = [build_slice([{"addresses": ["fd00::1"]}]), build_slice([{"addresses": ["fd00::2"]}], 80, "http")]
     assert [gateway.url("/demand") for gateway in parse_gateways(slices, Unreadable("slice"))] == [
         "http://[fd00::1]:8081/demand"

@@ -196,7 +196,7 @@ async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: 
         await asyncio.wait(tasks)
 
 
-async def test_only_slices_of_inference_services_are_asked_for(followed: Followed) -> None:
+async def test_only_slices_of_inference_services_are_requested(followed: Followed) -> None:
     asked = [path for path in followed.proxy.lists if "endpointslices" in path]
     assert all("labelSelector=conveyor.dev" in path for path in asked)
     assert asked

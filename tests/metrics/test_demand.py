@@ -78,7 +78,7 @@ def test_an_engine_s_limit_counts_once_with_its_reason(
     assert (found.running_limit, found.limited_engines) == (limit, reasons)
 
 
-def test_a_gateway_of_an_earlier_release_is_summed_as_far_as_it_tells() -> None:
+def test_a_gateway_of_an_earlier_release_is_summed_with_the_fields_that_it_has() -> None:
     old = msgspec.convert({"services": {"default/qwen": {"in_flight": 2, "queue_depth": 1, "queued": 1}}}, Demand)
     assert sum_demand("default/qwen", [old, make_demand(5, 0, a=(5, 1))]).queue_depth == 2
 

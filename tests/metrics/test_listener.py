@@ -75,7 +75,7 @@ def test_what_is_no_tls_is_hung_up_on_and_harms_nobody(aggregated: Aggregated, s
     assert read_health(aggregated.admin_port, "/readyz") == (200, "ok\n")
 
 
-async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_answered_with_a_status_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(request: web.Request) -> web.Response:
         raise ZeroDivisionError("a secret")
 

@@ -86,7 +86,7 @@ async def test_the_value_is_the_sum_of_all_gateways(start: Start, source: Gatewa
     assert (demand.in_flight, demand.queue_depth) == (7, 3)
 
 
-async def test_every_question_asks_again_and_for_one_service(
+async def test_every_query_reads_the_gateways_again_and_for_one_service(
     start: Start, source: GatewaySource, asked: list[str]
 ) -> None:
     values = iter([1, 5])
@@ -108,7 +108,7 @@ async def test_without_a_gateway_nothing_is_known(source: GatewaySource, gateway
         await source.read_demand("default/qwen")
 
 
-async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_it_is_heard_again(
+async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_the_next_event(
     start: Start, source: GatewaySource, watch: WatchState, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.gateways = (await start(lambda: web.json_response(build_demand(3, 1))),)
@@ -140,7 +140,7 @@ async def test_one_gateway_that_cannot_be_read_makes_the_sum_unknown(
         await source.read_demand("default/qwen")
 
 
-async def test_who_asks_for_those_that_can_be_read_gets_their_sum(start: Start, source: GatewaySource) -> None:
+async def test_a_caller_that_accepts_a_partial_sum_gets_it(start: Start, source: GatewaySource) -> None:
     source.gateways = (
         await start(lambda: web.json_response(build_demand(3, 1))),
         await start(lambda: web.json_response(build_demand(4, 2))),

@@ -94,12 +94,12 @@ def test_a_sentence_begins_with_where_the_value_came_from(
         parse("--name=n", *arguments, **variables)
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_a_missing_required_setting_is_named() -> None:
     with pytest.raises(SettingsError, match="`name` is missing: set --name or CONVEYOR_TEST_NAME"):
         parse()
 
 
-def test_help_tells_of_each_setting_what_it_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_values_of_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse("--help")
     text = " ".join(capsys.readouterr().out.split())
