@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run release-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,7 +84,7 @@ check-generated: venv ## Check that the CRD, the dashboard, the generated pages,
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
-CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_promtool
+CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_promtool and not brings_registry
 SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
@@ -102,7 +102,7 @@ test-nightly: ## Run further variants of other tests
 
 nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## Run what CI leaves out: slow and nightly tests and stories, and the set-up in a bare Debian
 
-$(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
+$(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ tests/release/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
@@ -234,11 +234,16 @@ faults: venv tools ## Break the API server and Conveyor's processes in seventeen
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway
 EXTRAS_engine := --extra engine
-release-dry-run: $(UV) ## Build what a release publishes, without pushing: the packaged chart, and bills of materials (CycloneDX)
+release-dry-run: $(UV) ## Build what a release publishes, but for the images: the wheel, the packaged chart, and bills of materials (CycloneDX)
+	$(UV) build --quiet --wheel --out-dir dist/release
 	python3 charts/package.py --out dist/release --registry registry.example.com/conveyor \
 		--control sha256:$$(printf 0%.0s {1..64}) --engine sha256:$$(printf 1%.0s {1..64})
 	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_control) --format cyclonedx1.5 > dist/release/control.cdx.json
 	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_engine) --format cyclonedx1.5 > dist/release/engine.cdx.json
+
+release-check: venv tools images release-dry-run ## Publish the built images and the chart to a registry on this machine, sign and verify them, as root on Debian; builds registry and cosign once
+	$(PY) -m e2e.release
+	.venv/bin/pytest -m brings_registry tests/release
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .rumdl_cache

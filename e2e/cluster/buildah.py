@@ -57,9 +57,20 @@ def remove(name: str) -> None:
 
 def export(name: str, layout: Path) -> None:
     """Write an image into an OCI layout, uncompressed. Layers that are already there are neither read nor written."""
-    store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"
     options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
-    programs.run_quietly("skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}")
+    programs.run_quietly("skopeo", "copy", *options, source(name), f"oci:{layout}:{name}")
+
+
+def source(name: str) -> str:
+    """Return the name by which skopeo reads an image from the store."""
+    return f"containers-storage:[overlay@{CACHE / 'images'}+{CACHE / 'images-run'}]{name}"
+
+
+def archive(name: str, file: Path) -> Path:
+    """Write an image into an OCI archive and return its path."""
+    file.unlink(missing_ok=True)  # skopeo adds to no archive
+    programs.run_quietly("skopeo", "copy", "--quiet", "--insecure-policy", source(name), f"oci-archive:{file}:{name}")
+    return file
 
 
 def image_id(name: str) -> str:
