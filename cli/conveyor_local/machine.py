@@ -1,6 +1,5 @@
 """What this machine has for engines, and each engine's share of it. Used by `running`."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Final
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
+from conveyor_engine.cgroup import free_memory_bytes, num_cpus
 from conveyor_local.errors import RunError
 
 _DEFAULT_FRACTION: Final = 0.85  # of free memory: `kv_memory_fraction` of the engine
@@ -52,14 +52,14 @@ class Machine:
         return max(0.01, round(share, 3))
 
     def describe(self) -> str:
-        gpus = f", {len(self.gpus)} GPUs" if self.has_gpus else ", no GPU"
-        each = f"for at most {self.engines} engines with {self.threads} threads each" if self.engines > 1 else ""
-        return f"{self.cpus} processors, {self.free_bytes / _GIB:.1f} GiB of free memory{gpus} {each}".rstrip()
+        gpus = f"{len(self.gpus)} GPUs" if self.has_gpus else "no GPU"
+        share = f"at most {self.engines} engine{'s' * (self.engines != 1)}, each with {self.threads} of the processors"
+        return f"{self.cpus} processors, {self.free_bytes / _GIB:.1f} GiB of free memory, {gpus}; {share}"
 
 
 def find_machine(environment: Mapping[str, str]) -> Machine:
     gpus = _find_gpus(environment)
-    return Machine(_count_cpus(), _find_free_bytes(), gpus, bool(gpus))
+    return Machine(num_cpus(), free_memory_bytes(), gpus, bool(gpus))
 
 
 def count_gpus(service: InferenceService, machine: Machine) -> int:
@@ -75,20 +75,6 @@ def check_gpus(services: Sequence[InferenceService], machine: Machine) -> None:
     if sum(needs.values()) > len(machine.gpus):
         told = ", ".join(f"{key} needs {count}" for key, count in needs.items() if count)
         raise RunError(f"too few GPUs: {told}, and this machine has {len(machine.gpus)} ({names.GPU})", 1)
-
-
-def _count_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _find_free_bytes() -> int:
-    try:
-        with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # macOS
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _find_gpus(environment: Mapping[str, str]) -> list[str]:

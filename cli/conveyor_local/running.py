@@ -94,6 +94,8 @@ class Run:
         tell = self._screen.tell
         tell(f"this machine: {self._machine.describe()}; logs: {self.places.state}")
         for service, body in zip(self._services, bodies, strict=True):
+            if (fraction := self._machine.find_kv_fraction(service.service)) is not None:
+                tell(f"{service.key}: the KV cache of each engine gets {fraction:.0%} of the free memory")
             if found := list_without_effect(body):
                 tell(f"{service.key}: no effect here: {', '.join(found)}")
         if objects.skipped:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.cli.local.running import Running, build_service, list_descendants, lives
+from tests.cli.local.running import Running, build_service, command_of, list_descendants, lives
 
 
 def test_requests_of_a_killed_engine_wait_for_the_next_one(run: Running) -> None:
@@ -44,6 +44,26 @@ def test_nothing_is_left_of_a_killed_run_and_the_next_one_starts_clean(tmp_path:
         assert not before.exists()
         again.process.send_signal(signal.SIGINT)
         assert again.wait_ended() == 0
+
+
+@pytest.mark.slow
+def test_a_killed_part_of_an_engine_is_replaced(run: Running) -> None:
+    """The engine process, and each process that reads bodies for it."""
+    for words in (b"conveyor_engine.loop.process", b"serve"):
+        (engine,) = run.engines()
+        part = next(pid for pid in list_descendants(engine) if words in command_of(pid))
+        os.kill(part, signal.SIGKILL)
+        assert run.chat().status_code == 200
+
+
+@pytest.mark.slow
+def test_nothing_is_left_if_the_run_and_an_engine_are_killed_at_once(tmp_path: Path, models: Path) -> None:
+    with Running(tmp_path, models, build_service()) as running:
+        processes = running.wait_ready().descendants()
+        for pid in (*running.engines(), running.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        running.process.wait()
+        running.wait("the end of all processes", lambda: not any(map(lives, processes)))
 
 
 def test_a_second_signal_ends_at_once(run: Running) -> None:
