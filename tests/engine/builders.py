@@ -184,10 +184,14 @@ class PretendedModel:
 
     It knows requests only from its plans. A step with a row whose seed is in `poison`, or with more tokens than
     `memory_tokens`, raises, with half of its keys written.
+
+    If it has states, each row also has a state of all tokens that it has computed, which starts anew with a first
+    token. It is an error to compute a token twice.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, has_states: bool = False) -> None:
         self._block_size = block_size
+        self._states: dict[int, list[int]] | None = {} if has_states else None
         self._slots: dict[int, int] = {}
         self._token_ids: dict[int, list[int]] = {}  # by row, like the rest of its state
         self._block_ids: dict[int, list[int]] = {}
@@ -227,16 +231,24 @@ class PretendedModel:
             for row, computed, num_tokens in work[::2]:
                 for position in range(computed, computed + num_tokens):
                     self._slots[self._slot(row, position)] = -1
+                self._change_state(row, computed, num_tokens)
             raise RuntimeError("out of memory")
         for row, computed, num_tokens in work:  # all are written before any is read
             for position in range(computed, computed + num_tokens):
                 self._slots[self._slot(row, position)] = self._content(row, position)
         for row, computed, num_tokens in work:
+            self._change_state(row, computed, num_tokens)
             for position in range(computed + num_tokens):
                 held = self._slots.get(self._slot(row, position))
                 assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
         lengths = [(row, computed + num_tokens) for row, computed, num_tokens in work]
         return [(*length, count) for length, count in zip(lengths, plan.num_logits, strict=True) if count]
+
+    def _change_state(self, row: int, computed: int, num_tokens: int) -> None:
+        if self._states is not None:
+            state = self._states[row] if computed else []
+            assert state == self._token_ids[row][:computed], f"row {row} goes on from another state at {computed}"
+            self._states[row] = self._token_ids[row][: computed + num_tokens]
 
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, answers, run, tokens_of
-from tests.engine.tiny_models import KINDS
+from tests.engine.tiny_models import KINDS, WITH_STATES
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
@@ -79,7 +79,9 @@ def test_preempted_requests_give_them_too(
     assert core.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize(("kind", "backend", "mode"), SITUATIONS)
+@pytest.mark.parametrize(
+    ("kind", "backend", "mode"), [situation for situation in SITUATIONS if situation[0] not in WITH_STATES]
+)
 def test_requests_that_share_a_prefix_give_them_too(
     reference: GetReference, kind: str, backend: str, mode: str
 ) -> None:
@@ -90,6 +92,15 @@ def test_requests_that_share_a_prefix_give_them_too(
     assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16, "shared, within one step if batched"
     assert answers(core, ref.prompts[4:]) == ref.answers[4:]
     assert core.stats().prefix_cache_hit_tokens > SHARED_PREFIX, "and found again later"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in WITH_STATES])
+def test_rows_with_states_share_no_prefix(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    core = ref.make_core(max_num_batched_tokens=512)
+    for _ in range(2):
+        assert answers(core, ref.prompts[4:]) == ref.answers[4:]
+    assert core.stats().prefix_cache_query_tokens == core.stats().prefix_cache_hit_tokens == 0
 
 
 @pytest.mark.parametrize(("kind", "backend", "mode"), SITUATIONS)

@@ -52,6 +52,15 @@ _OWN: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3,
     },
     "gpt_neox": {},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
     "gpt_oss": {
         "head_dim": 16,
         "sliding_window": WINDOW,
@@ -61,7 +70,23 @@ _OWN: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = tuple(_OWN)  # tried under every hardship; the following in continuous mode
+_GATED_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+}
 _OTHERS: dict[str, dict[str, Any]] = {
+    "bamba": _MAMBA | {"attn_layer_indices": [2]},
     "cohere2": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
     "deepseek_v3": {
         "num_key_value_heads": 4,
@@ -77,6 +102,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "v_head_dim": 12,
     },
+    "falcon_h1": _MAMBA | {"head_dim": 16, "mamba_d_ssm": 96},
     "gemma": {"head_dim": 16},
     "gemma4_text": {
         "head_dim": 16,
@@ -89,7 +115,22 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 12},
     "gpt2": {"n_positions": 128},
     "granite": {"attention_multiplier": 0.7},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "layer_types": ["mamba", "mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
     "granite_swa": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention"]},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+    },
     "mimo_v2_flash": {
         "head_dim": 16,
         "n_routed_experts": 4,
@@ -98,12 +139,38 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
     },
     "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
+    "nemotron_h": {
+        "head_dim": 16,
+        "hybrid_override_pattern": "M*-",
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 16,
+        "chunk_size": 16,
+    },
     "olmo2": {},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 48, "init_std": 0.3},
+    "olmo_hybrid": _GATED_DELTA,
     "phi": {"hidden_size": 64},
     "phi3": {"sliding_window": WINDOW},
     "qwen2": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "qwen3_5_moe_text": _GATED_DELTA
+    | {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_next": _GATED_DELTA
+    | {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "starcoder2": {"sliding_window": WINDOW},
 }
 _SIZES = {"hidden_size": 32, "intermediate_size": 48}
@@ -136,6 +203,8 @@ _IMAGE_TEXT: dict[str, dict[str, Any]] = {
 }
 IMAGE_TEXT_KINDS = tuple(_IMAGE_TEXT)
 OTHER_KINDS = (*_OTHERS, *_IMAGE_TEXT)
+_WITH_STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid")
+WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
 _IMAGE_TOKENS = {"image_token_id": VOCAB_SIZE - 1, "video_token_id": VOCAB_SIZE - 2}
 
 
@@ -145,13 +214,18 @@ def make_config(kind: str, **changes: Any) -> PretrainedConfig:
     return AutoConfig.for_model(kind, **(_COMMON | (_OWN | _OTHERS).get(kind, {}) | changes))
 
 
+def make_model(kind: str, config: PretrainedConfig, attn_implementation: str) -> PreTrainedModel:
+    auto_class = AutoModelForImageTextToText if kind in _IMAGE_TEXT else AutoModelForCausalLM
+    model: PreTrainedModel = auto_class.from_config(config, attn_implementation=attn_implementation).eval()
+    return model
+
+
 def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
     """Makes the model of that kind, always the same one, and saves it; returns it in fp32 for reference."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     config = make_config(kind, **changes)
-    auto_class = AutoModelForImageTextToText if kind in _IMAGE_TEXT else AutoModelForCausalLM
-    model: PreTrainedModel = auto_class.from_config(config, attn_implementation="eager").eval()
+    model = make_model(kind, config, "eager")
     for name, parameter in model.named_parameters():
         if "sink" in name:  # zeros would hide which head has which
             torch.nn.init.normal_(parameter, 0.0, 1.0)

@@ -35,6 +35,26 @@ def plan_num_blocks(
     return num_blocks
 
 
+def limit_rows(config: EngineConfig, *, max_num_seqs: int, row_bytes: int, free_bytes: int, is_cpu: bool) -> int:
+    """Return how many rows run at once if each has a state of `row_bytes`: `max_num_seqs`, or as many as fit.
+
+    The states may use half of the cache's memory; KV blocks use the other half. free_bytes: the memory that the
+    weights leave. Raises ConfigError if `max_num_seqs` is configured and does not fit, or if not even one row fits.
+    """
+    budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION)) // 2
+    is_chosen = config.max_num_seqs is not None or config.batching_mode == "none"
+    if is_cpu and config.kv_memory_fraction is None and not is_chosen:
+        budget = min(budget, max(CPU_DEFAULT_BYTES, row_bytes))
+    fit = budget // row_bytes
+    if fit < (max_num_seqs if is_chosen else 1):
+        raise ConfigError(
+            f"the model keeps a state of {_mib(row_bytes)} for each request, and the free memory has room for {fit} "
+            f"beside the KV cache; lower `max_num_seqs` to {fit} or less, or give the cache more room",
+            reason=FailureReason.KV_BUDGET_TOO_SMALL,
+        )
+    return min(max_num_seqs, fit)
+
+
 def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
     most = int(free_bytes * LARGEST_MEMORY_FRACTION) // block_bytes
     if num_blocks > most:

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import AttentionBackend, LayerShape
-from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.execution.kv_budget import limit_rows, plan_num_blocks
 from conveyor_engine.execution.largest_step import estimate_step, measure_step
 from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
 from conveyor_engine.execution.models.divide import add_up, divide_model
@@ -123,6 +123,18 @@ class Start:
             f"mib={num_blocks * block_bytes / 2**20:.0f}"
         )
         return num_blocks
+
+    def limit_rows(self, row_bytes: int) -> None:
+        """Lower `max_num_seqs` if the memory has no room for so many states of `row_bytes`. Raises ConfigError."""
+        self.max_num_seqs = limit_rows(
+            self.config,
+            max_num_seqs=self.max_num_seqs,
+            row_bytes=row_bytes,
+            free_bytes=machine.free_memory_bytes(self.device),
+            is_cpu=self.device.type == "cpu",
+        )
+        mib = self.max_num_seqs * row_bytes / 2**20
+        self.progress(f"event=states_planned rows={self.max_num_seqs} mib={mib:.0f}")
 
     def _plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
         """Return the number of blocks. All ranks use the number of the rank with the least memory."""

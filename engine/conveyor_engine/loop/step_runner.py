@@ -31,10 +31,14 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 
     The step is run again in two halves. So a step that did not fit into memory succeeds, and a request that the model
     cannot compute ends at most half of its batch. If a half fails too, a step of one token is run. If that raises, the
-    device is broken, and the exception is raised here.
+    device is broken, and the exception is raised here. If rows have states, their requests begin again instead.
     """
     executor.free_memory()
-    failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
+    if scheduler.restarts:
+        scheduler.restart(plan, FAILED)
+        failed = [plan]
+    else:
+        failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
     if failed:
         with scheduler.dummy_plan() as dummy:
             compute(executor, dummy)

@@ -130,6 +130,7 @@ class RequestState:
         "expected_total_tokens",
         "finished",
         "group",
+        "has_failed",
         "held_output",
         "is_late",
         "key",
@@ -212,6 +213,7 @@ class RequestState:
         # arrival, or the start of the previous batch if the batch started later.
         self.place_time = math.inf
         self.num_preemptions = 0
+        self.has_failed = False  # whether a step of it raised, in a model with states
         self.constraint: Constraint | None = None
         self.is_late = False  # a step had to leave the row out, because its mask was not ready
         self.lateness = 0  # grows with each late mask, and falls with each one in time

@@ -215,7 +215,7 @@ class RunningBatch:
                 self.retire(request)
             elif not self._retire_newest():
                 unfinished = (r for r in reversed(self._requests.values()) if r.finished is None)
-                self._preempt(max(unfinished, key=_LEVEL))
+                self.preempt(max(unfinished, key=_LEVEL))
             if request.row < 0:
                 return False
         return True
@@ -261,7 +261,7 @@ class RunningBatch:
         """Remove the request's blocks from the prefix cache, because they may contain NaN."""
         self._tables.evict(request)
 
-    def _preempt(self, request: RequestState) -> None:
+    def preempt(self, request: RequestState) -> None:
         """Remove the request from the batch. Its tokens are computed again later, or found in the prefix cache."""
         request.unpad()
         request.num_padding_tokens = 0
@@ -308,7 +308,7 @@ class RunningBatch:
             if not unwritten.isdisjoint(self._tables.computed_blocks(request)):
                 for newer in reversed(requests[index:]):
                     if newer.finished is None:
-                        self._preempt(newer)
+                        self.preempt(newer)
                     elif newer.row >= 0:
                         self.retire(newer)
                 return

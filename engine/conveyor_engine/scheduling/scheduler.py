@@ -8,6 +8,7 @@ device gets only the numbers of a plan (`wire.step`), never a request.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
@@ -62,12 +63,17 @@ class Scheduler:
         self._constrain = constrain
         self._idle_until: float | None = None  # all running rows wait for their masks; until then at most
         self._task = build_task(facts)
+        if facts.has_states and config.batching_mode == "static":
+            config = replace(config, padding="none")  # a state must not contain dummy tokens
         one_step_cost = facts.max_num_batched_tokens if self._task.whole_prompts else None
         self._limits = limits or Limits.declared(facts)
         self._policy = build_policy(config, self._limits, packs=self._task.packs, one_step_cost=one_step_cost)
         self._max_num_queued = config.max_num_queued_requests
-        # Prefixes are not shared if rows are padded, if there is no KV cache, or if the task computes whole prompts.
-        has_prefixes = facts.num_kv_blocks > 0 and not self._task.whole_prompts and not self._policy.pads
+        # Prefixes are not shared if rows are padded or have states, if there is no KV cache, or if the task computes
+        # whole prompts.
+        has_prefixes = facts.num_kv_blocks > 0 and not (
+            self._task.whole_prompts or self._policy.pads or facts.has_states
+        )
         self._prefix_caching = config.prefix_caching and has_prefixes
         self._counters = Counters()
         observed = 0 if config.workload is not None else facts.num_kv_blocks
@@ -143,9 +149,13 @@ class Scheduler:
         if request is None:
             return
         self._idle_until = None
+        self._end(request, FinishReason.ABORT)
+
+    def _end(self, request: RequestState, reason: FinishReason, message: str | None = None) -> None:
+        """End a request, waiting or running."""
         self.waiting.remove(request)
         self._deadlines.remove(request)
-        self._outputs.finish(request, FinishReason.ABORT)
+        self._outputs.finish(request, reason, message)
 
     def drain(self) -> None:
         """Start batches without waiting until they are full, from now on."""
@@ -326,8 +336,35 @@ class Scheduler:
 
     def withdraw(self, plan: StepPlan) -> None:
         """Withdraw the newest step, which will not be computed. Preempt requests that would read keys from it."""
-        _, unwritten = self._batch.undo_step(plan.number)
+        requests, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
+        if self._facts.has_states:
+            self._preempt(requests)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a failed step's requests begin again (`restart`), because their states may be those after it."""
+        return self._facts.has_states
+
+    def restart(self, plan: StepPlan, message: str) -> None:
+        """Preempt the requests of the only open step, which failed.
+
+        A request whose step fails for the second time ends with an error.
+        """
+        # Steps that were planned after this one have already been withdrawn, which has preempted their requests.
+        requests = [work.request for work in self._batch.step(plan.number).work]
+        self._batch.undo_step(plan.number)
+        requests = [request for request in requests if self.requests.get(request.request_id) is request]
+        self._preempt([request for request in requests if not request.has_failed])
+        for request in requests:
+            if request.has_failed and request.finished is None:
+                self._end(request, FinishReason.ERROR, message)
+            request.has_failed = True
+
+    def _preempt(self, requests: list[RequestState]) -> None:
+        for request in reversed(requests):
+            if request.row >= 0 and request.finished is None:
+                self._batch.preempt(request)
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
         """Plan the only open step again, which failed: first the older half of its requests, then the newer half."""

@@ -175,6 +175,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_held: int | None = None
     num_lost_graphs: int = 0  # CUDA graphs that could not be captured, so their steps launch each kernel
     of_task: bytes = b""  # facts that only the task can decode
+    # Whether layers keep a state for each row: no prefix is shared, and a failed step's requests begin again.
+    has_states: bool = False
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

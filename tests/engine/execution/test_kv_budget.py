@@ -6,7 +6,7 @@ import pytest
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution.kv_budget import CACHE_BLOCKS_MAX, CPU_DEFAULT_BYTES, plan_num_blocks
+from conveyor_engine.execution.kv_budget import CACHE_BLOCKS_MAX, CPU_DEFAULT_BYTES, limit_rows, plan_num_blocks
 
 MIB = 2**20
 
@@ -22,6 +22,31 @@ def plan(
         free_bytes=free_bytes,
         is_cpu=is_cpu,
     )
+
+
+def rows(*, free_bytes: int, row_bytes: int = MIB, is_cpu: bool = False, **config: Any) -> int:
+    config = {"max_num_seqs": None} | config
+    return limit_rows(
+        EngineConfig(model="m", **config),
+        max_num_seqs=config["max_num_seqs"] or 32,
+        row_bytes=row_bytes,
+        free_bytes=free_bytes,
+        is_cpu=is_cpu,
+    )
+
+
+def test_states_of_rows_use_half_of_the_cache_s_memory() -> None:
+    assert rows(free_bytes=100 * MIB) == 32
+    assert rows(free_bytes=40 * MIB) == 17
+    assert rows(free_bytes=40 * MIB, kv_memory_fraction=0.5) == 10
+    assert rows(free_bytes=10**6 * MIB, row_bytes=200 * MIB, is_cpu=True) == 20
+
+
+@pytest.mark.parametrize("config", [{"max_num_seqs": 18}, {"batching_mode": "none", "kv_memory_fraction": 0.01}])
+def test_a_configured_number_of_rows_is_never_lowered(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"a state of 1 MiB for each request.*lower `max_num_seqs`") as caught:
+        rows(free_bytes=40 * MIB, **config)
+    assert caught.value.reason == "KVBudgetTooSmall"
 
 
 def test_a_given_number_of_blocks_is_taken() -> None:

@@ -58,6 +58,27 @@ def test_a_step_too_large_for_the_memory_fails_nobody() -> None:
     assert {output.finish_reason for output in run_all(scheduler, model).values()} == {FinishReason.LENGTH}
 
 
+def test_with_states_a_failed_step_s_requests_begin_again_once() -> None:
+    scheduler, model = make_scheduler(has_states=True), PretendedModel(4, has_states=True)
+    scheduler.add_request(make_request("a", [97] * 5, max_tokens=9))
+    for _ in range(3):
+        run_step(scheduler, model, planned(scheduler))
+    scheduler.take_outputs()
+    scheduler.add_request(make_request("b", [98] * 5, max_tokens=9))
+    seed = scheduler.requests["b"].sampling.seed
+    model.poison.add(seed)
+    run_step(scheduler, model, planned(scheduler))
+    assert [request.num_computed_tokens for request in scheduler.requests.values()] == [0, 0]
+    assert not scheduler.take_outputs()
+    model.poison.clear()
+    for _ in range(2):
+        run_step(scheduler, model, planned(scheduler))
+    model.poison.add(seed)
+    run_step(scheduler, model, planned(scheduler))
+    assert {(o.finish_reason, o.message) for o in scheduler.take_outputs()} >= {(FinishReason.ERROR, FAILED)}
+    assert not scheduler.requests
+
+
 def test_whoever_shares_a_prefix_that_was_not_written_computes_it() -> None:
     scheduler, model = make_scheduler(), PretendedModel(4)
     for name in "abcd":

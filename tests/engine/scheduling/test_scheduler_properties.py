@@ -67,6 +67,7 @@ class History(SchedulerHistory):
         num_ahead=st.sampled_from((0, 1, 1, 2)),
         fails_late=st.booleans(),
         drains=st.booleans(),
+        has_states=st.sampled_from((False, False, True)),
         class_shares=st.sampled_from(((), (), ((1, 50),), ((1, 75), (7, 25)))),
     )
     def begin(
@@ -77,6 +78,7 @@ class History(SchedulerHistory):
         num_ahead: int,
         fails_late: bool,
         drains: bool,
+        has_states: bool,
         class_shares: tuple[tuple[int, int], ...],
     ) -> None:
         self.now = 0.0
@@ -95,11 +97,12 @@ class History(SchedulerHistory):
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             constrain=self._constrain,
             masks=self.masks,
+            has_states=has_states and self.padding != "real",
         )
         self.masks.on_ready = self.scheduler.notice_masks
         self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
-        self.model = PretendedModel(BLOCK_SIZE)
+        self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states)
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.asked: dict[str, Any] = {}

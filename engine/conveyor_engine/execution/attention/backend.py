@@ -25,6 +25,9 @@ class LayerShape:
     value_dim: int  # of values; equals head_dim except in latent attention (DeepSeek)
 
 
+NO_ATTENTION = LayerShape(0, 0, 0, 0)  # of a layer that keeps no keys
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """The parameters of one layer's attention, the same in every step."""

@@ -24,6 +24,7 @@ from conveyor_engine.execution.attention.backend import (
     SlotCaches,
 )
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
+from conveyor_engine.execution.states import StateProbe, States
 
 IMPLEMENTATION = "conveyor_paged"
 # sdpa comes first: `packed.Packed` uses it too, so results round alike in half precision.
@@ -56,6 +57,7 @@ class PagedStep:
     metadata: AttentionMetadata
     last: LastLayer | None = None  # set if the last layer attends for fewer tokens than the others
     token_rows: torch.Tensor | None = None  # int64 (T,): the row of each token; None: not known
+    states: States | None = None  # of rows, beside the KV cache; None: the model has none
     runs_bidirectional: ClassVar[bool] = False
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -77,6 +79,7 @@ class Probe:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
     is_causal: bool = True  # whether every layer is causal
+    states: StateProbe = field(default_factory=StateProbe)  # records the states that layers keep for a row
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1

@@ -23,6 +23,8 @@ TRANSFORMERS_ERRORS = (
 )  # fmt: skip
 Result = TypeVar("Result")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Layers that keep a state for each row, alone or beside attention, and layers that keep nothing.
+_OTHER_LAYER_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid", "mlp", "moe"})
 # The frequencies of these types depend on the longest sequence in the batch, not on each request's own length.
 _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
 
@@ -75,10 +77,8 @@ def _check_attention(config: PretrainedConfig, model_class: Any, way_out: str) -
         )
     text = config.get_text_config()
     layer_types = set(getattr(text, "layer_types", None) or ())
-    if unknown := sorted(layer_types - _LAYER_TYPES):
-        raise ModelError(
-            f"{kind} has layers of type {', '.join(unknown)}; this engine runs full and sliding attention only{way_out}"
-        )
+    if unknown := sorted(layer_types - _LAYER_TYPES - _OTHER_LAYER_TYPES):
+        raise ModelError(f"{kind} has layers of type {', '.join(unknown)}; this engine does not run these{way_out}")
     if refused := sorted(_rope_types(text) & _ROPE_TYPES_REFUSED):
         raise ModelError(
             f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"

@@ -47,16 +47,16 @@ def _logits(model: PreTrainedModel, paged: Paged) -> torch.Tensor:
 
 
 def _one_sequence(tokens: int, device: torch.device) -> AttentionMetadata:
-    return _metadata([0, tokens], [tokens], torch.arange(tokens, device=device))
+    return lay_in_block([0, tokens], [tokens], torch.arange(tokens, device=device))
 
 
 def _beginnings(device: torch.device) -> AttentionMetadata:
     """Return metadata in which each sampled token is the last token of its own sequence."""
     lengths = [position + 1 for position in _SAMPLED]
-    return _metadata(list(range(len(lengths) + 1)), lengths, torch.tensor(_SAMPLED, device=device))
+    return lay_in_block(list(range(len(lengths) + 1)), lengths, torch.tensor(_SAMPLED, device=device))
 
 
-def _metadata(starts: list[int], lengths: list[int], slots: torch.Tensor) -> AttentionMetadata:
+def lay_in_block(starts: list[int], lengths: list[int], slots: torch.Tensor) -> AttentionMetadata:
     """Build attention metadata for sequences that all lie in block 0."""
     device, number = slots.device, len(lengths)
     return AttentionMetadata(

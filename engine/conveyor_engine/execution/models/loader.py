@@ -17,6 +17,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
+from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized import Checkpoint
 from conveyor_engine.execution.models.towers import drop_towers
@@ -75,8 +76,9 @@ def load_model(
         _drop_pooler(model, info)
     if kind.own_attention:
         _number_attentions(model)
+    has_states = kind.own_attention and carry_states(model)
     checks.check_weights(path, info)
-    if found is not kind:
+    if found is not kind and not has_states:  # `state_trial` checks the others
         find_first_position(model.base_model)  # rejects models that compute texts without images in their own way
     return model
 

@@ -7,24 +7,38 @@ import torch
 from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.backend import NO_ATTENTION, LayerShape
 from conveyor_engine.execution.attention.interface import Paged, Probe
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.states import Shapes
+
+_FEED_FORWARD = frozenset({"mlp", "moe"})  # types of layers without a token mixer, in models that have such layers
 
 
-def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShape]:
-    """Return the shapes of layers 0..n-1. Raises ModelError unless each layer calls our attention exactly once."""
+def probe_layers(model: PreTrainedModel, device: torch.device) -> tuple[list[LayerShape], Shapes]:
+    """Return the shapes of layers 0..n-1, and of the states that layers keep for a row. Raises as `run_probe` does."""
     probe = run_probe(model, Probe(), device)
-    return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+    num_layers = model.config.get_text_config().num_hidden_layers
+    return [probe.shapes.get(layer, NO_ATTENTION) for layer in range(num_layers)], probe.states.shapes
 
 
 def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Probe:
-    """Run the probe and return it. Raises ModelError unless each layer calls our attention exactly once."""
+    """Run the probe and return it.
+
+    Raises ModelError unless each layer calls our attention exactly once. In a model with states, a layer may keep a
+    state instead, or be a feed-forward layer.
+    """
     name = type(model).__name__
     run_forward(model, torch.arange(2, device=device), probe)
-    num_layers = model.config.get_text_config().num_hidden_layers
-    expected = dict.fromkeys(range(num_layers), 1)
-    if probe.calls != expected or not expected:
+    config = model.config.get_text_config()
+    num_layers = config.num_hidden_layers
+    others = {key.layer for key in probe.states.shapes}
+    if others:
+        types = getattr(config, "layer_types", None) or ()
+        others |= {layer for layer, kind in enumerate(types) if kind in _FEED_FORWARD}
+    wanted = set(range(num_layers))
+    is_complete = probe.calls.keys() | others == wanted and set(probe.calls.values()) == {1}
+    if not is_complete:
         raise ModelError(
             f"{name} has {num_layers} layers, but called paged attention in layers {sorted(probe.calls)}, "
             f"{sum(probe.calls.values())} times in all: this engine cannot run it"

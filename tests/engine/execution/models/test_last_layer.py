@@ -22,7 +22,7 @@ SAMPLES_BY_STEP = [0, 0, 0, 1]  # for a prompt of 50 tokens in chunks of at most
 
 
 def find(model: PreTrainedModel) -> int | None:
-    layers = probe_layers(model, CPU)
+    layers, _ = probe_layers(model, CPU)
     fuse_model(model)
     return find_last_layer(model, layers)
 

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
@@ -30,6 +31,7 @@ from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.models.state_trial import check_states
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners.base import Runner
@@ -37,6 +39,8 @@ from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.start import Load, Progress, Start
+from conveyor_engine.execution.states import Shapes, States, row_bytes
+from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
@@ -65,18 +69,22 @@ class GenerateRunner(Runner):
         )
         adapters = open_adapters(config.adapters)
         self.model = start.load()
-        layers = probe_layers(self.model, self.device)
+        layers, shapes = probe_layers(self.model, self.device)
+        if shapes:
+            self._prepare_states(start, layers, shapes, placement)
         start.fuse(self.model, len(layers))
         self._adapters = self._add_adapters(start, adapters)
         join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        if not self.backend.is_capturable or placement.world_size > 1:  # no all-reduce in graphs yet
+        # Graphs have no all-reduce and no states yet.
+        if not self.backend.is_capturable or placement.world_size > 1 or shapes:
             capture = None
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
         self._rows = Rows(start.max_num_seqs + num_spare, max_model_len, config.block_size, self.device)
-        num_blocks = self._allocate(start, layers, max_model_len, num_spare)
+        num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes)
+        self._states = States.allocate(shapes, start.max_num_seqs, self.device) if shapes else None
         self.facts = start.facts(
             self.model,
             max_model_len=max_model_len,
@@ -84,6 +92,7 @@ class GenerateRunner(Runner):
             eos_token_ids=_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
         )
+        self.facts = msgspec.structs.replace(self.facts, has_states=self._states is not None)
         num_rows = start.max_num_seqs + num_spare
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
         self.graphs: StepGraphs | None = None
@@ -102,11 +111,30 @@ class GenerateRunner(Runner):
         start.progress(f"event=adapters_loaded number={len(found)} ranks={sum(adapter.rank for adapter in found)}")
         return adapters
 
-    def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
-        """Allocate the KV caches. Returns the number of blocks without spare ones."""
+    def _prepare_states(self, start: Start, layers: list[LayerShape], shapes: Shapes, placement: Placement) -> None:
+        """Check a model whose layers keep states for rows, and limit the rows. Raises ConfigError or ModelError."""
+        name = type(self.model).__name__
+        if placement.world_size > 1:
+            raise ModelError(
+                f"{name} keeps states for each request, which are not divided among ranks: use "
+                "`tensor_parallel_size: 1`"
+            )
+        if start.config.padding == "real":
+            raise ConfigError(
+                f"`padding: real` computes dummy tokens, which would change the states that {name} keeps "
+                "for each request; use `padding: none`"
+            )
+        check_states(self.model, layers, shapes)
+        start.limit_rows(row_bytes(shapes))
+
+    def _allocate(
+        self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int, shapes: Shapes
+    ) -> int:
+        """Allocate the KV caches, with room for the states. Returns the number of blocks without spare ones."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
+        step_bytes += start.max_num_seqs * row_bytes(shapes) + bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
@@ -202,7 +230,7 @@ class GenerateRunner(Runner):
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
         batch = build_batch(plan, self._rows, self.facts.block_size)
         last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
-        paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows)
+        paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows, self._states)
         sample_rows = batch.logit_indices if last is None else 0
         inputs = (batch.input_ids, batch.position_ids, sample_rows, paged, self._find_used(plan))
         return self._forward(*inputs), batch.samples, None

@@ -1,0 +1,71 @@
+"""Runs transformers' token mixers that keep a state for each row: gated delta nets, Mamba-2, short convolutions.
+
+`loader` calls `carry_states` once. A mixer then computes each sequence of a step by itself, with the states of the row
+(`states`): all decodes in one call, and each chunk of a prompt in a call of its own. The mixer keeps transformers' code
+and names.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
+from conveyor_engine.execution.states import StepStates
+
+_CACHES = ("cache_params", "past_key_values")  # the names of a mixer's argument for its states
+# Arguments that are about a batch with padding, or about transformers' own cache.
+_REPLACED = frozenset(
+    {*_CACHES, "attention_mask", "cache_position", "position_ids", "position_embeddings", "use_cache"}
+)
+
+
+def carry_states(model: nn.Module) -> bool:
+    """Make every mixer with a state read and write the states of a step's rows. Return whether there is one."""
+    found = False
+    for module in model.modules():
+        if hasattr(module, "layer_idx") and any(isinstance(part, nn.Conv1d) for part in module.children()):
+            names = inspect.signature(module.forward).parameters
+            if name := next((name for name in _CACHES if name in names), None):
+                module.forward = _Forward(module.forward, name)
+                found = True
+    return found
+
+
+class _Forward:
+    """The forward of a mixer over the packed tokens of a step: hidden states (1, T, H) -> (1, T, H)."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor], cache: str) -> None:
+        self._forward, self._cache = forward, cache
+
+    def __call__(self, hidden_states: torch.Tensor, *_: Any, paged: Paged | None = None, **others: Any) -> torch.Tensor:
+        kept = {name: value for name, value in others.items() if name not in _REPLACED}
+        if not isinstance(paged, PagedStep):
+            probe = paged.states if isinstance(paged, Probe) else None
+            return self._forward(hidden_states, **{self._cache: probe}, **kept)
+        assert paged.states is not None
+        assert paged.token_rows is not None
+        metadata, out = paged.metadata, []
+        rows, is_new = _find_rows(paged, paged.token_rows)
+        starts, decodes = metadata.query_start_loc_host.tolist(), metadata.num_decodes
+        parts = [(0, decodes, hidden_states[0, :decodes, None])] if decodes else []
+        for row in range(decodes, metadata.num_seqs):
+            parts.append((row, row + 1, hidden_states[:, starts[row] : starts[row + 1]]))
+        for begin, end, hidden in parts:
+            states = StepStates(paged.states, rows[begin:end], is_new[begin:end])
+            out.append(self._forward(hidden, **{self._cache: states}, **kept).flatten(0, 1))
+            states.write_back()
+        padding = hidden_states.shape[1] - metadata.num_tokens
+        return torch.cat([*out, hidden_states.new_zeros(padding, out[0].shape[-1])])[None]
+
+
+def _find_rows(paged: PagedStep, token_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row (n,) of each sequence of the step, and whether it computes its first token. Kept for the step."""
+    kept = paged.metadata.kept.get(_find_rows)
+    if kept is None:
+        starts = paged.metadata.query_start_loc
+        is_new = paged.metadata.seq_lens == starts.diff()
+        kept = paged.metadata.kept[_find_rows] = (token_rows[starts[:-1].long()], is_new)
+    return kept  # type: ignore[return-value]
