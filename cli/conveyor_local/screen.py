@@ -79,13 +79,14 @@ class News:
         for pod in service.ready_pods:
             if self._is_new(service.key, f"{pod.uid} {pod.restarts}"):
                 await self._tell_start(service, pod)
-        if failure := service.status.get("lastFailure"):
+        failure = service.status.get("lastFailure")
+        if failure:
             told = f"{failure.get('podName')} failed: {failure['reason']}: {failure.get('message', '')}"
             if self._is_new(service.key, f"{failure.get('time')} {told}"):
                 self._screen.tell(f"{service.key}: {told}")
-        if service.is_ending:
-            return
         state = f"{service.ready.reason}: {service.ready.message}"
+        if service.is_ending or (failure and str(failure.get("message")) in state):
+            return
         if not self._screen.is_live and state != self._states.get(service.key):
             self._states[service.key] = state
             self._screen.tell(f"{service.key}: {state}")

@@ -1,6 +1,9 @@
-"""Clients of the matrix get from a run what they get from a cluster: the same programs, service and model."""
+"""Clients of the matrix get from a run what they get from a cluster: the same programs and the same service."""
 
+import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cli.local.running import Running
@@ -9,17 +12,21 @@ from e2e.clients.__main__ import SERVICES
 from e2e.clients.matrix import CLIENTS, Client
 from e2e.clients.runner import Target
 from e2e.clients.runner import run as run_client
-from e2e.demo_model import DEMO, demo_model_directory
+from e2e.demo_model import DEMO
 
-NAMES = ("openai (Python)", "openai (Python), responses", "anthropic")
+NAMES = ("openai (Python)", "anthropic")
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    model = demo_model_directory(DEMO)  # trains it, once
-    with Running(tmp_path_factory.mktemp("clients"), model.parent, SERVICES["generate"]) as running:
+def target(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("clients")
+    model = shutil.copytree(models / "chat", folder / DEMO)
+    template = model / "chat_template.jinja"
+    template.write_text(re.sub(r"{% if message\['role'\] == 'system' %}.*?{% endif %}", "", template.read_text()))
+    service = SERVICES["generate"]
+    name, cache = service["metadata"]["name"], {"blockBudget": 1024}  # the context is longer than the demo's
+    with Running(folder / "run", folder, {**service, "spec": {**service["spec"], "kvCache": cache}}) as running:
         running.wait_ready()
-        name = SERVICES["generate"]["metadata"]["name"]
         yield Target(f"{running.root}/default/{name}/v1", name, model)
 
 
