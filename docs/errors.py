@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from conveyor_engine.errors import ErrorCode
 from conveyor_gateway.errors import Code
-from conveyor_metrics.errors import Reason
+from conveyor_metrics.errors import StatusReason
 from conveyor_protocol.answer_codes import AnswerCode
 
 _HEAD = """\
@@ -41,7 +41,7 @@ def page() -> Iterator[str]:
     yield from table("Gateway", Code)
     yield from table("Engine", ErrorCode)
     yield _METRICS_HEAD
-    for reason in Reason:
+    for reason in StatusReason:
         yield f"| {reason.status} | `{reason}` | {reason.meaning} |\n"
 
 

@@ -23,7 +23,7 @@ from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.inferenceservice.scaling import Proposal
 
 
-class Reason(StrEnum):
+class DecisionReason(StrEnum):
     """The reason for the number of replicas."""
 
     AT_TARGET = "AtTarget"
@@ -64,7 +64,7 @@ class Decision:
     """The desired replicas after the HPA's next evaluation, and the reason."""
 
     replicas: int
-    reason: Reason
+    reason: DecisionReason
     sentence: str
 
 
@@ -87,7 +87,7 @@ class Explanation:
     bounds: tuple[int, int] | None
     metrics: tuple[Metric, ...]
     desired: int
-    reason: Reason
+    reason: DecisionReason
     sentences: tuple[str, ...]
     autoscaler: Mapping[str, Any] | None
     idle_timeout_seconds: float | None = None
@@ -149,41 +149,45 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
     """Return the decision if the autoscaler reads no metrics, otherwise None."""
     spec, given = facts.service.spec, deployment.requested_replicas
     if facts.deployment is None:
-        return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
+        return Decision(0, DecisionReason.NO_AUTOSCALER, "There is no Deployment yet.")
     is_others = spec.autoscaling is None or spec.autoscaling.is_external
     if is_others and facts.others:
         text = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, sets the replicas."
-        return Decision(given, Reason.OTHER_AUTOSCALER, text)
+        return Decision(given, DecisionReason.OTHER_AUTOSCALER, text)
     if spec.autoscaling is not None and is_others:
         text = "With provider: External and no HorizontalPodAutoscaler for the Deployment, the replicas do not change."
-        return Decision(given, Reason.OTHER_AUTOSCALER, text)
+        return Decision(given, DecisionReason.OTHER_AUTOSCALER, text)
     if spec.autoscaling is None:
         kept = ", the last number of the autoscaler that was removed" if deployment.held_replicas else ""
-        return Decision(given, Reason.FIXED_REPLICAS, f"Autoscaling is off: the replicas are fixed at {given}{kept}.")
+        return Decision(
+            given, DecisionReason.FIXED_REPLICAS, f"Autoscaling is off: the replicas are fixed at {given}{kept}."
+        )
     if is_asleep(spec, deployment):
         text = (
             f"Scaled to zero: no request arrived for {_find_idle_timeout(facts):g} s (autoscaling.idleTimeout). "
             "The next request starts an engine."
         )
-        return Decision(0, Reason.SCALED_TO_ZERO, text)
+        return Decision(0, DecisionReason.SCALED_TO_ZERO, text)
     if given == 0:
         text = "Someone scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler. To resume, scale it to 1."
-        return Decision(0, Reason.PAUSED, text)
+        return Decision(0, DecisionReason.PAUSED, text)
     return None
 
 
 def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposals: Sequence[Proposal]) -> Decision:
     given = deployment.requested_replicas
     if hpa is None:
-        return Decision(given, Reason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet.")
+        return Decision(
+            given, DecisionReason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet."
+        )
     low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
     proposal = hpa.choose(given, proposals)
     desired, bounded = hpa.limit(0.0, given, proposal), min(max(proposal or 0, low), high)
     if not low <= given <= high:
         text = f"The {given} replicas are not between {low} and maxReplicas {high}; the HPA corrects that first."
-        return Decision(desired, Reason.OUT_OF_BOUNDS, text)
+        return Decision(desired, DecisionReason.OUT_OF_BOUNDS, text)
     if proposal is None:
-        return Decision(given, Reason.NO_METRICS, _describe_missing_metrics(proposals))
+        return Decision(given, DecisionReason.NO_METRICS, _describe_missing_metrics(proposals))
     if bounded != given and (used_up := _find_used_up(hpa, facts, given, bounded)):
         return used_up
     if desired != bounded:
@@ -194,7 +198,7 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposal
             f"{idle_timeout_seconds:g} s without a request (autoscaling.idleTimeout) the operator scales to zero. "
             "The next request starts an engine."
         )
-        return Decision(desired, Reason.AT_MINIMUM, text)
+        return Decision(desired, DecisionReason.AT_MINIMUM, text)
     return _describe_decision(hpa, given, proposal, desired, proposals)
 
 
@@ -217,9 +221,11 @@ def _describe_held(hpa: Hpa, given: int, bounded: int, desired: int) -> Decision
             f"The metrics call for {bounded} replicas now; {direction} uses the {order} number of the last {window} s "
             f"(behavior.{direction}.stabilizationWindowSeconds)."
         )
-        return Decision(desired, Reason.STABILIZED, text)
+        return Decision(desired, DecisionReason.STABILIZED, text)
     return Decision(
-        desired, Reason.LIMITED, f"The metrics call for {bounded} replicas; {_describe_policies(rules, direction)}."
+        desired,
+        DecisionReason.LIMITED,
+        f"The metrics call for {bounded} replicas; {_describe_policies(rules, direction)}.",
     )
 
 
@@ -235,7 +241,7 @@ def _find_used_up(hpa: Hpa, facts: Facts, given: int, bounded: int) -> Decision 
         return None
     policies = f"{_describe_policies(rules, direction)}, and the last change was {since:.0f} s ago"
     text = f"The metrics call for {bounded} replicas; {policies}."
-    return Decision(given, Reason.LIMITED, text)
+    return Decision(given, DecisionReason.LIMITED, text)
 
 
 def _seconds_since_change(facts: Facts) -> float | None:
@@ -260,21 +266,21 @@ def _describe_policies(rules: ScalingRules, direction: str) -> str:
 def _describe_decision(hpa: Hpa, given: int, proposal: int, desired: int, proposals: Sequence[Proposal]) -> Decision:
     if proposal > desired:
         return Decision(
-            desired, Reason.AT_MAXIMUM, f"The metrics call for {proposal} replicas; maxReplicas is {desired}."
+            desired, DecisionReason.AT_MAXIMUM, f"The metrics call for {proposal} replicas; maxReplicas is {desired}."
         )
     if proposal < desired:
         return Decision(
-            desired, Reason.AT_MINIMUM, f"The metrics call for {proposal} replicas; minReplicas is {desired}."
+            desired, DecisionReason.AT_MINIMUM, f"The metrics call for {proposal} replicas; minReplicas is {desired}."
         )
     winner = max(proposals, key=lambda each: each.replicas)
     won = f"{winner.metric} calls for {'the most' if len(proposals) > 1 else 'this number'}"
     if desired != given:
-        reason = Reason.SCALES_UP if desired > given else Reason.SCALES_DOWN
+        reason = DecisionReason.SCALES_UP if desired > given else DecisionReason.SCALES_DOWN
         return Decision(desired, reason, f"Scales from {given} to {desired} replicas: {won}.")
     if winner.tolerance is not None:
         text = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so the replicas stay."
-        return Decision(desired, Reason.WITHIN_TOLERANCE, text)
-    return Decision(desired, Reason.AT_TARGET, f"The {desired} replicas stay: {won}.")
+        return Decision(desired, DecisionReason.WITHIN_TOLERANCE, text)
+    return Decision(desired, DecisionReason.AT_TARGET, f"The {desired} replicas stay: {won}.")
 
 
 def _percent(share: Decimal) -> str:

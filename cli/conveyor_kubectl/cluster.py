@@ -17,7 +17,7 @@ import yaml
 from kubernetes import config
 
 from conveyor_insight.facts import Object, Unanswered
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import ObjectKind
 
 _TIMEOUT_SECONDS: Final = 30
 _NO_QUERY: Final[Mapping[str, str]] = {}
@@ -118,7 +118,7 @@ class Cluster:
         proxy: str | None = self._client.configuration.proxy
         return proxy
 
-    def may(self, verb: str, kind: Kind, namespace: str, name: str = "", subresource: str = "") -> bool:
+    def may(self, verb: str, kind: ObjectKind, namespace: str, name: str = "", subresource: str = "") -> bool:
         """Ask the API server whether the user has this permission. The request creates no object."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
         attributes |= {"name": name, "subresource": subresource}

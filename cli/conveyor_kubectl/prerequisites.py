@@ -14,15 +14,17 @@ from conveyor_api.crd import build_crd
 from conveyor_api.quantities import parse_quantity
 from conveyor_insight.facts import Object
 from conveyor_kubectl.cluster import Cluster, Refused
-from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, SCALED_OBJECT, Kind
+from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, SCALED_OBJECT, ObjectKind
 
 OLDEST_KUBERNETES: Final = (1, 34)
-_CRD: Final = Kind(
+_CRD: Final = ObjectKind(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
-_BINDING: Final = Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
-_NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
-_STORAGE_CLASS: Final = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+_BINDING: Final = ObjectKind(
+    "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+)
+_NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
+_STORAGE_CLASS: Final = ObjectKind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 
 

@@ -19,7 +19,7 @@ from conveyor_insight.simulate.run import Case, Run
 from conveyor_insight.simulate.scenarios import PLAIN, build_scenarios
 from conveyor_insight.simulate.traces import Trace, burst, diurnal, ramp, read_csv, steady, step
 from conveyor_process.kinds import number, seconds, whole_number
-from conveyor_process.settings import Kind
+from conveyor_process.settings import ValueKind
 
 DESCRIPTION = """Simulate the autoscaler under a load. The simulation uses the HorizontalPodAutoscaler's arithmetic, the
 targets and the behavior that the operator sets, gateways with queues, and engines that take time to start. Without
@@ -35,7 +35,7 @@ _TRACES = ("steady", "step", "ramp", "burst", "diurnal")
 T = TypeVar("T")
 
 
-def _read(kind: Kind[T]) -> Callable[[str], T]:
+def _read(kind: ValueKind[T]) -> Callable[[str], T]:
     """Return the function with which argparse parses a flag of this kind."""
 
     def parse(text: str) -> T:

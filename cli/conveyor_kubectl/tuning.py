@@ -13,7 +13,7 @@ from conveyor_insight.facts import Unanswered
 from conveyor_insight.tuning.candidates import Plan, make_plan
 from conveyor_insight.tuning.flags import add_flags, as_flag, build_sweep, read_load, report
 from conveyor_insight.tuning.interruption import run_interruptible
-from conveyor_insight.tuning.load import Calibrated, Load
+from conveyor_insight.tuning.load import Calibrated, TestLoad
 from conveyor_insight.tuning.progress import Progress
 from conveyor_insight.tuning.sweep import Result
 from conveyor_kubectl.cluster import Cluster
@@ -167,7 +167,7 @@ async def _run(cluster: Cluster, job: _Job, progress: Progress, show: Callable[[
     try:
         gateway, tls, proxy = _find_gateway(cluster, flags)
         async with open_session(Limits(), tls, proxy) as session:
-            load = Load(job.trace, flags.seconds, flags.seed, flags.objective, session, progress)
+            load = TestLoad(job.trace, flags.seconds, flags.seed, flags.objective, session, progress)
             sweep = build_sweep(flags, job.trace, load.measure)
             async with kind(cluster, job.body, job.plan, gateway, flags.start_timeout, progress.say) as tuned:
                 await sweep.go(Calibrated(tuned, session), job.plan, results)

@@ -11,7 +11,7 @@ from uuid import uuid4
 from conveyor_api import names
 from conveyor_local.errors import RunError
 from conveyor_local.pods import Missing, PodFields, build_environment, find_folders, find_volume, list_arguments
-from conveyor_local.processes import Process, Program
+from conveyor_local.processes import ChildProgram, Process
 from conveyor_local.recipes import Surroundings
 
 _DEFAULT_RETRIES: Final = 6  # Kubernetes' own
@@ -47,7 +47,7 @@ class OfflineJob:
 
     async def run(self, root: str) -> int:
         """Run the job to its end. `root`: the gateway's address. Returns its exit code."""
-        program = Program("conveyor_jobs", list(self._list_arguments(root)), self._environment)
+        program = ChildProgram("conveyor_jobs", list(self._list_arguments(root)), self._environment)
         code = 1
         for _ in range(self._retries + 1):
             self._process = await Process.start(program, self.log)

@@ -20,7 +20,7 @@ import aiohttp
 
 from conveyor_api import names
 from conveyor_local.pods import Missing, Object
-from conveyor_local.processes import Process, Program
+from conveyor_local.processes import ChildProgram, Process
 from conveyor_operator.inferenceservice.manifests.pods import ENGINE_CONTAINER
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.status import format_time
@@ -42,7 +42,7 @@ class Recipe:
 
     namespace: str
     template: Object
-    build: Callable[[Object, "Pod"], Program]
+    build: Callable[[Object, "Pod"], ChildProgram]
     folder: Path
     grace_seconds: float
     gpus: int

@@ -17,7 +17,7 @@ _LAST_LINES_BYTES: Final = 2048  # of a log, as the kubelet keeps them
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ChildProgram:
     """A module with its arguments and its environment."""
 
     module: str
@@ -34,7 +34,7 @@ class Process:
         self._begin = begin
 
     @classmethod
-    async def start(cls, program: Program, log: Path) -> "Process":
+    async def start(cls, program: ChildProgram, log: Path) -> "Process":
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             begin = output.tell()

@@ -30,7 +30,7 @@ from conveyor_local.pods import (
     find_volume,
     list_arguments,
 )
-from conveyor_local.processes import Program
+from conveyor_local.processes import ChildProgram
 from conveyor_operator.inferenceservice.desired import Desired, build_desired
 from conveyor_operator.inferenceservice.manifests.config import build_engine_config
 from conveyor_operator.inferenceservice.manifests.pods import ENGINE_CONTAINER
@@ -121,7 +121,7 @@ class Kitchen:
 
         return find_folders(self._template, container, find)
 
-    def _build_program(self, container: Object, pod: Pod) -> Program:
+    def _build_program(self, container: Object, pod: Pod) -> ChildProgram:
         folders = self._find_folders(container)
         fields = PodFields(self._service.namespace, pod.name, pod.uid, names.engine_name(self._service.name))
         environment = build_environment(container, fields, folders, self._around.objects, self._around.inherited)
@@ -130,7 +130,7 @@ class Kitchen:
             arguments += self._list_flags(folders, environment)
             if self._around.machine.has_gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(pod.gpus)
-        return Program(container["command"][2], arguments, environment)
+        return ChildProgram(container["command"][2], arguments, environment)
 
     def _list_flags(self, folders: Folders, environment: dict[str, str]) -> Iterator[str]:
         """Yield the flags for what differs from the configuration file."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
-from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
+from conveyor_api.endpoints import ENDPOINTS, EndpointKind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.watching.catalog import Directory, NamedModel, join_names
@@ -49,7 +49,7 @@ _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 class Route:
     """The kind of a request, its service (`namespace/name`; None at the root), its path, and the model in the path."""
 
-    kind: Kind
+    kind: EndpointKind
     service: str | None
     path: str = ""
     model: str = ""
@@ -117,20 +117,20 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
     if endpoint.has_model and (named := endpoint.match(path)) is not None:
         model, version = (unquote(named.get(name, "")) for name in ("model", "version"))
     match endpoint.kind:
-        case Kind.ENGINE:
+        case EndpointKind.ENGINE:
             return Route(endpoint.kind, service, endpoint.path, model, version, endpoint.may_stream, endpoint.max_bytes)
-        case Kind.DESCRIBE | Kind.ENGINE_PAGE if service is None and not endpoint.has_model:
+        case EndpointKind.DESCRIBE | EndpointKind.ENGINE_PAGE if service is None and not endpoint.has_model:
             where = f"at /<namespace>/<name>{path}, and not at the root"
             raise GatewayError(f"{path} exists for each service, {where}", Code.PATH_NOT_FOUND)
-        case Kind.ENGINE_PAGE:
+        case EndpointKind.ENGINE_PAGE:
             return Route(endpoint.kind, service, endpoint.path, model, version)
-        case Kind.STATUS:
+        case EndpointKind.STATUS:
             return Route(endpoint.kind, service, path.removeprefix("/v1"))
-        case Kind.GET_MODEL:
+        case EndpointKind.GET_MODEL:
             return Route(endpoint.kind, service, model=model)
-        case Kind.LIST_MODELS:
+        case EndpointKind.LIST_MODELS:
             return Route(endpoint.kind, service)
-        case Kind.DESCRIBE:
+        case EndpointKind.DESCRIBE:
             return Route(endpoint.kind, service, path)
 
 

@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
-from conveyor_api.endpoints import ENDPOINTS, Kind
+from conveyor_api.endpoints import ENDPOINTS, EndpointKind
 
 MAX_CUSTOM_ID: Final = 512  # characters
 # The paths that take JSON. Paths with a limit of their own take forms with audio; those with a model take tensors.
 _PATHS: Final = tuple(
-    each.path for each in ENDPOINTS if each.kind is Kind.ENGINE and not each.has_model and not each.max_bytes
+    each.path for each in ENDPOINTS if each.kind is EndpointKind.ENGINE and not each.has_model and not each.max_bytes
 )
 
 

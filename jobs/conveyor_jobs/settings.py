@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from conveyor_jobs.outcome import MaxFailed
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, WORDS, seconds, whole_number
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Kind, Program, optional, required, setting
+from conveyor_process.settings import Program, ValueKind, optional, required, setting
 
 _MONTH_SECONDS: Final = 30 * 86_400.0
 
@@ -35,9 +35,9 @@ def _parse_max_failed(text: str) -> MaxFailed:
     return MaxFailed(int(match[1]), is_percentage=bool(match[2]))
 
 
-_BASE: Final = Kind("an address http[s]://HOST[:PORT][/PATH] without user, password and query", _parse_base)
-_CLASS: Final = Kind("the name of a class", _parse_class)
-_MAX_FAILED: Final = Kind("a number of requests, or a percentage such as 5%", _parse_max_failed)
+_BASE: Final = ValueKind("an address http[s]://HOST[:PORT][/PATH] without user, password and query", _parse_base)
+_CLASS: Final = ValueKind("the name of a class", _parse_class)
+_MAX_FAILED: Final = ValueKind("a number of requests, or a percentage such as 5%", _parse_max_failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 
 
-class Kind(StrEnum):
+class EndpointKind(StrEnum):
     """How the gateway handles a request."""
 
     ENGINE = "engine"  # sends it to an engine that can take it
@@ -30,7 +30,7 @@ class Endpoint:
 
     method: str
     path: str
-    kind: Kind
+    kind: EndpointKind
     models: str = ""  # for `ENGINE`: what the model must do so that an engine answers the path
     may_stream: bool = False  # whether a client may request the answer as events
     max_bytes: int = 0  # limit of the body, if it may be larger than on other paths
@@ -54,31 +54,38 @@ class Endpoint:
 MODELS_OF_V2: Final = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 # Clients request the status both next to /v1 and below it.
 ENDPOINTS: Final = (
-    Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/chat/completions", Kind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/responses", Kind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/messages", Kind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/messages/count_tokens", Kind.ENGINE, "generates text"),
-    *(Endpoint("POST", path, Kind.ENGINE, "reads text") for path in ("/tokenize", "/detokenize", "/decode")),
-    *(Endpoint("GET", path, Kind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
-    *(Endpoint("POST", path, Kind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
-    *(Endpoint("POST", path, Kind.ENGINE, "ranks or embeds") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
-    *(Endpoint("POST", path, Kind.ENGINE, "ranks or embeds") for path in ("/v1/score", "/score")),
-    *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
-    Endpoint("POST", "/v1/images/classify", Kind.ENGINE, "classifies images"),
+    Endpoint("POST", "/v1/completions", EndpointKind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/chat/completions", EndpointKind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/responses", EndpointKind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/messages", EndpointKind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/messages/count_tokens", EndpointKind.ENGINE, "generates text"),
+    *(Endpoint("POST", path, EndpointKind.ENGINE, "reads text") for path in ("/tokenize", "/detokenize", "/decode")),
+    *(Endpoint("GET", path, EndpointKind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
+    *(Endpoint("POST", path, EndpointKind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
     *(
-        Endpoint("POST", path, Kind.ENGINE, "transcribes", may_stream=True, max_bytes=AUDIO_BYTES_MAX)
+        Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds")
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds") for path in ("/v1/score", "/score")),
+    *(Endpoint("POST", path, EndpointKind.ENGINE, "classifies") for path in ("/classify", "/predict")),
+    Endpoint("POST", "/v1/images/classify", EndpointKind.ENGINE, "classifies images"),
+    *(
+        Endpoint("POST", path, EndpointKind.ENGINE, "transcribes", may_stream=True, max_bytes=AUDIO_BYTES_MAX)
         for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
     ),
-    Endpoint("POST", "/v1/images/generations", Kind.ENGINE, "generates images", may_stream=True),
-    *(Endpoint("POST", f"{model}/infer", Kind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
-    *(Endpoint("GET", f"{model}/ready", Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
-    *(Endpoint("GET", model, Kind.ENGINE_PAGE) for model in MODELS_OF_V2),
-    Endpoint("GET", "/v1/models", Kind.LIST_MODELS),
-    Endpoint("GET", "/v1/models/{model}", Kind.GET_MODEL),
-    *(Endpoint("GET", f"{base}/{page}", Kind.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),
-    *(Endpoint("GET", path, Kind.STATUS) for path in ("/v2", "/v2/health/live", "/v2/health/ready")),
-    Endpoint("GET", "/openapi.json", Kind.DESCRIBE),
+    Endpoint("POST", "/v1/images/generations", EndpointKind.ENGINE, "generates images", may_stream=True),
+    *(Endpoint("POST", f"{model}/infer", EndpointKind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
+    *(Endpoint("GET", f"{model}/ready", EndpointKind.ENGINE_PAGE) for model in MODELS_OF_V2),
+    *(Endpoint("GET", model, EndpointKind.ENGINE_PAGE) for model in MODELS_OF_V2),
+    Endpoint("GET", "/v1/models", EndpointKind.LIST_MODELS),
+    Endpoint("GET", "/v1/models/{model}", EndpointKind.GET_MODEL),
+    *(
+        Endpoint("GET", f"{base}/{page}", EndpointKind.STATUS)
+        for base in ("", "/v1")
+        for page in ("health", "ping", "version")
+    ),
+    *(Endpoint("GET", path, EndpointKind.STATUS) for path in ("/v2", "/v2/health/live", "/v2/health/ready")),
+    Endpoint("GET", "/openapi.json", EndpointKind.DESCRIBE),
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Kind
+from conveyor_process.settings import ValueKind
 
 T = TypeVar("T")
 
@@ -20,24 +20,24 @@ def _words(text: str) -> str:
     return text
 
 
-TEXT: Final = Kind("text", str)
-WORDS: Final = Kind("text that is not empty", _words)
-PATH: Final = Kind("a path", Path)
+TEXT: Final = ValueKind("text", str)
+WORDS: Final = ValueKind("text that is not empty", _words)
+PATH: Final = ValueKind("a path", Path)
 
 
-def whole_number(least: int, most: int | None = None, words: str = "a whole number") -> Kind[int]:
+def whole_number(least: int, most: int | None = None, words: str = "a whole number") -> ValueKind[int]:
     def parse(text: str) -> int:
         if not re.fullmatch("[0-9]{1,15}", text) or int(text) < least or (most is not None and int(text) > most):
             raise ValueError(text)
         return int(text)
 
-    return Kind(f"{words} from {least}" + ("" if most is None else f" to {most}"), parse, is_text=False)
+    return ValueKind(f"{words} from {least}" + ("" if most is None else f" to {most}"), parse, is_text=False)
 
 
 PORT: Final = whole_number(0, 65535, "a port number")
 
 
-def number(least: float, most: float, words: str = "a number") -> Kind[float]:
+def number(least: float, most: float, words: str = "a number") -> ValueKind[float]:
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -47,14 +47,14 @@ def number(least: float, most: float, words: str = "a number") -> Kind[float]:
             raise ValueError(text)
         return value
 
-    return Kind(f"{words} from {least:g} to {most:g}", parse, is_text=False)
+    return ValueKind(f"{words} from {least:g} to {most:g}", parse, is_text=False)
 
 
-def seconds(most: float = DAY_SECONDS, least: float = 0.0) -> Kind[float]:
+def seconds(most: float = DAY_SECONDS, least: float = 0.0) -> ValueKind[float]:
     return number(least, most, "a number of seconds")
 
 
-def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T]:
+def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> ValueKind[T]:
     """Return the kind of a choice that ignores case."""
 
     def parse(text: str) -> T:
@@ -62,15 +62,15 @@ def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T
             raise ValueError(text)
         return choices[text.upper()]
 
-    return Kind(words, parse, is_text)
+    return ValueKind(words, parse, is_text)
 
 
-def literal(choices: Any) -> Kind[Any]:
+def literal(choices: Any) -> ValueKind[Any]:
     """Return the kind of a case-sensitive choice among the values of a type `Literal[...]`."""
     return among(*get_args(choices))
 
 
-def among(*values: str) -> Kind[Any]:
+def among(*values: str) -> ValueKind[Any]:
     """Return the kind of a case-sensitive choice."""
 
     def parse(text: str) -> str:
@@ -78,7 +78,7 @@ def among(*values: str) -> Kind[Any]:
             raise ValueError(text)
         return text
 
-    return Kind("one of " + ", ".join(values), parse)
+    return ValueKind("one of " + ", ".join(values), parse)
 
 
 TRUE_OR_FALSE: Final = one_of({"TRUE": True, "FALSE": False}, "true or false", is_text=False)
@@ -101,7 +101,7 @@ def _parse_networks(text: str) -> tuple[Network, ...]:
     return tuple(networks)
 
 
-def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind[tuple[str, ...]]:
+def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> ValueKind[tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         entries = tuple(read(entry.strip()) for entry in text.split(",") if entry.strip())
         for entry in entries:
@@ -109,7 +109,7 @@ def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind
                 raise ValueError(entry)
         return entries
 
-    return Kind(f"{words} with commas between", parse)
+    return ValueKind(f"{words} with commas between", parse)
 
 
 def _parse_header(text: str) -> str:
@@ -119,7 +119,7 @@ def _parse_header(text: str) -> str:
 
 
 NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of namespaces")
-HEADER: Final = Kind("the name of an HTTP header, or empty", _parse_header)
-NETWORKS: Final = Kind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
+HEADER: Final = ValueKind("the name of an HTTP header, or empty", _parse_header)
+NETWORKS: Final = ValueKind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
 ORIGINS: Final = _list_of(r"\*|[a-z][a-z0-9+.-]*://[^/,\s]+", "origins SCHEME://HOST[:PORT] or *", str.lower)
 HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

@@ -20,7 +20,7 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """A kind of setting: its description and its parser. `parse` raises ValueError with the invalid part."""
 
     must_be: str
@@ -29,17 +29,17 @@ class Kind(Generic[T]):
     is_nullable: bool = False
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
+def optional(kind: ValueKind[T]) -> ValueKind[T | None]:
     """Return a kind that also allows `null`: in a file, and as a flag or variable unless the kind is text."""
-    return Kind(kind.must_be, kind.parse, kind.is_text, is_nullable=True)
+    return ValueKind(kind.must_be, kind.parse, kind.is_text, is_nullable=True)
 
 
-def setting(default: T, meaning: str, kind: Kind[T]) -> T:
+def setting(default: T, meaning: str, kind: ValueKind[T]) -> T:
     """Declare a field of a dataclass of settings. To type checkers it looks like the default."""
     return field(default=default, metadata={"meaning": meaning, "kind": kind})
 
 
-def required(meaning: str, kind: Kind[T]) -> T:
+def required(meaning: str, kind: ValueKind[T]) -> T:
     """Declare a field without a default."""
     made: T = field(metadata={"meaning": meaning, "kind": kind})
     return made
@@ -150,7 +150,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _read(given: Given, kind: Kind[Any]) -> object:
+def _read(given: Given, kind: ValueKind[Any]) -> object:
     value = given.value
     if value is None or (given.is_text and value == "null" and not kind.is_text):
         if kind.is_nullable:
@@ -165,7 +165,7 @@ def _read(given: Given, kind: Kind[Any]) -> object:
         raise _wrong(given, kind, repr(error.args[0])) from None
 
 
-def _wrong(given: Given, kind: Kind[Any], part: str) -> SettingsError:
+def _wrong(given: Given, kind: ValueKind[Any], part: str) -> SettingsError:
     return SettingsError(f"{given.origin}: `{given.name}` must be {kind.must_be}, not {part}")
 
 

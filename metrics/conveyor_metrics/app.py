@@ -28,7 +28,7 @@ from conveyor_api.names import (
 from conveyor_metrics import documents
 from conveyor_metrics.auth import Trust, authenticate
 from conveyor_metrics.demand import DemandSum
-from conveyor_metrics.errors import MetricsError, NotFound, Reason
+from conveyor_metrics.errors import MetricsError, NotFound, StatusReason
 from conveyor_metrics.source import GatewaySource
 from conveyor_protocol.limit_reasons import LimitReason
 
@@ -99,9 +99,9 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
     except MetricsError as error:
         response = refuse(error.reason, str(error))
     except web.HTTPNotFound:
-        response = refuse(Reason.NOT_FOUND, f"the server has no {request.path}")
+        response = refuse(StatusReason.NOT_FOUND, f"the server has no {request.path}")
     except web.HTTPMethodNotAllowed as error:
-        response = refuse(Reason.METHOD_NOT_ALLOWED, f"{request.method} is not allowed; only GET is")
+        response = refuse(StatusReason.METHOD_NOT_ALLOWED, f"{request.method} is not allowed; only GET is")
         response.headers["Allow"] = error.headers["Allow"]
     REQUESTS.labels(str(response.status)).inc()
     return response
@@ -115,8 +115,8 @@ def refuse_outside(status: int, said: str | None) -> web.Response:
     REQUESTS.labels(str(status)).inc()
     if status < 500:
         words = f"the request is not valid HTTP: {(said or 'malformed').strip()[:200]}"
-        return refuse(Reason.BAD_REQUEST, words, status)
-    return refuse(Reason.INTERNAL_ERROR, "internal error in the metrics server; its log has the traceback")
+        return refuse(StatusReason.BAD_REQUEST, words, status)
+    return refuse(StatusReason.INTERNAL_ERROR, "internal error in the metrics server; its log has the traceback")
 
 
 def _metric_value(source: GatewaySource, version: str) -> Handler:
@@ -198,7 +198,7 @@ def _constant(document: dict[str, Any]) -> Handler:
     return answer
 
 
-def refuse(reason: Reason, message: str, status: int | None = None) -> web.Response:
+def refuse(reason: StatusReason, message: str, status: int | None = None) -> web.Response:
     """Return an error response. `status`: overrides the reason's status, for errors of aiohttp's parser."""
     code = status or reason.status
     return web.json_response(documents.build_status(code, reason, message), status=code)

@@ -1,4 +1,4 @@
-"""The server's error responses: the table `Reason`, and the exceptions.
+"""The server's error responses: the table `StatusReason`, and the exceptions.
 
 MetricsError
 ├── Unauthenticated   the caller has no certificate of the front proxy, or names no user
@@ -14,7 +14,7 @@ from typing import ClassVar
 from conveyor_protocol.answer_codes import AnswerCode
 
 
-class Reason(AnswerCode):
+class StatusReason(AnswerCode):
     """Kubernetes' reason for each error, with its HTTP status and meaning."""
 
     BAD_REQUEST = "BadRequest", 400, "the request is not valid HTTP"
@@ -32,19 +32,19 @@ class Reason(AnswerCode):
 class MetricsError(Exception):
     """An error that is returned as a `metav1.Status`."""
 
-    reason: ClassVar[Reason]
+    reason: ClassVar[StatusReason]
 
 
 class Unauthenticated(MetricsError):
-    reason = Reason.UNAUTHORIZED
+    reason = StatusReason.UNAUTHORIZED
 
 
 class NotFound(MetricsError):
-    reason = Reason.NOT_FOUND
+    reason = StatusReason.NOT_FOUND
 
 
 class NotKnown(MetricsError):
-    reason = Reason.SERVICE_UNAVAILABLE
+    reason = StatusReason.SERVICE_UNAVAILABLE
 
 
 class InvalidTrust(Exception):

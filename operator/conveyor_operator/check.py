@@ -16,11 +16,11 @@ from conveyor_api import names
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError
-from conveyor_operator.kinds import SERVED_NAME, Kind
+from conveyor_operator.kinds import SERVED_NAME, ObjectKind
 from conveyor_operator.metrics import Metrics
 
-_CRD = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
-_METRIC = Kind(names.METRICS_GROUP, names.METRICS_VERSIONS[0], "", f"{names.CRD_NAME}/{names.IN_FLIGHT_METRIC}")
+_CRD = ObjectKind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
+_METRIC = ObjectKind(names.METRICS_GROUP, names.METRICS_VERSIONS[0], "", f"{names.CRD_NAME}/{names.IN_FLIGHT_METRIC}")
 _API_SERVICE = f"{names.METRICS_VERSIONS[0]}.{names.METRICS_GROUP}"
 _PAUSE_SECONDS = 2.0
 

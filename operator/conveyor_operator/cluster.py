@@ -19,7 +19,7 @@ from kubernetes.aio.dynamic import DynamicClient
 
 from conveyor_api import names
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
-from conveyor_operator.kinds import LEASE, Kind
+from conveyor_operator.kinds import LEASE, ObjectKind
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.pace import Pace
 
@@ -54,7 +54,7 @@ class Cluster:
     ) -> None:
         await self.client.close()
 
-    async def is_served(self, kind: Kind) -> bool:
+    async def is_served(self, kind: ObjectKind) -> bool:
         """Return whether the API server serves this kind. If so, its CRD is installed and established."""
         try:
             found = await self._call("get", kind, f"/apis/{kind.group}/{kind.version}", label="discovery")
@@ -64,7 +64,7 @@ class Cluster:
             raise
         return any(resource["name"] == kind.plural for resource in found["resources"])
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    async def get(self, kind: ObjectKind, namespace: str | None, name: str) -> Object | None:
         """Return the object; None if it does not exist."""
         try:
             return await self._call("get", kind, kind.path(namespace, name))
@@ -74,7 +74,7 @@ class Cluster:
             raise
 
     async def apply(
-        self, kind: Kind, body: Object, manager: str, *, force: bool = True, must_be_new: bool = False
+        self, kind: ObjectKind, body: Object, manager: str, *, force: bool = True, must_be_new: bool = False
     ) -> Object:
         """Create or update an object by server-side apply of `body`. Returns the whole object.
 
@@ -88,7 +88,7 @@ class Cluster:
         query = [("fieldManager", manager), ("force", "true" if force else "false"), ("fieldValidation", "Strict")]
         return await self._call("patch", kind, path, body, _APPLY_PATCH, query)
 
-    async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object, manager: str) -> Object:
+    async def merge(self, kind: ObjectKind, namespace: str | None, name: str, patch: Object, manager: str) -> Object:
         """Change fields of an existing object by a merge patch.
 
         Used for the Lease, for the metrics server's Secret, and for an APIService that another adapter has taken over.
@@ -96,7 +96,7 @@ class Cluster:
         path = kind.path(namespace, name)
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
-    async def replace_status(self, kind: Kind, body: Object, status: Object) -> Object:
+    async def replace_status(self, kind: ObjectKind, body: Object, status: Object) -> Object:
         """Replace the status of `body`; return the whole resource. Raises Refused if a new object has the name.
 
         It is a JSON patch, because with many labels, server-side apply costs the API server five times as much.
@@ -110,10 +110,12 @@ class Cluster:
         query = [("fieldManager", names.FIELD_MANAGER), ("fieldValidation", "Strict")]
         return await self._call("patch", kind, path, patch, _JSON_PATCH, query)
 
-    async def create(self, kind: Kind, body: Object) -> Object:
+    async def create(self, kind: ObjectKind, body: Object) -> Object:
         return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, _JSON)
 
-    async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str, version: str | None = None) -> None:
+    async def delete(
+        self, kind: ObjectKind, namespace: str | None, name: str, uid: str, version: str | None = None
+    ) -> None:
         """Delete exactly the object with this uid. Do nothing if it is gone.
 
         Without `version`, also do nothing if it was replaced. With `version`, raise Conflict if it was replaced or no
@@ -130,7 +132,7 @@ class Cluster:
     async def _call(
         self,
         method: str,
-        kind: Kind,
+        kind: ObjectKind,
         path: str,
         body: Object | Sequence[Object] | None = None,
         content_type: str | None = None,
@@ -184,7 +186,7 @@ def _retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
     return float(value) if value.isdigit() else None
 
 
-async def wait_for(cluster: Cluster, kind: Kind, interval_seconds: float) -> AsyncIterator[str]:
+async def wait_for(cluster: Cluster, kind: ObjectKind, interval_seconds: float) -> AsyncIterator[str]:
     """Poll until `kind` is served. Yields the reason for waiting after each poll without success."""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The class `Kind`, which has the API coordinates of a kind of objects, and the kinds that the operator uses.
+"""The class `ObjectKind`, which has the API coordinates of a kind of objects, and the kinds that the operator uses.
 
 Used everywhere. The coordinates are constants, so no API discovery is needed. The kind of a reconciled resource is
 defined in the package of this resource.
@@ -11,7 +11,7 @@ from conveyor_api import names
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     """A kind of objects. `group` is empty for the core API."""
 
     group: str
@@ -35,7 +35,7 @@ class Kind:
 class Key(NamedTuple):
     """Identifies an object. The loop's workers, store and memory use it as a key."""
 
-    kind: Kind
+    kind: ObjectKind
     namespace: str
     name: str
 
@@ -43,26 +43,26 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
-CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
-SERVICE = Kind("", "v1", "Service", "services")
-NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
-JOB = Kind("batch", "v1", "Job", "jobs")
-DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
-DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
-AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
-SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+SERVICE_ACCOUNT = ObjectKind("", "v1", "ServiceAccount", "serviceaccounts")
+CLAIM = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+CONFIG_MAP = ObjectKind("", "v1", "ConfigMap", "configmaps")
+SERVICE = ObjectKind("", "v1", "Service", "services")
+NETWORK_POLICY = ObjectKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+JOB = ObjectKind("batch", "v1", "Job", "jobs")
+DEPLOYMENT = ObjectKind("apps", "v1", "Deployment", "deployments")
+DISRUPTION_BUDGET = ObjectKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+AUTOSCALER = ObjectKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = ObjectKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 
-SERVED_NAME = Kind(names.GROUP, names.VERSION, names.SERVED_NAME_KIND, names.SERVED_NAME_PLURAL)
+SERVED_NAME = ObjectKind(names.GROUP, names.VERSION, names.SERVED_NAME_KIND, names.SERVED_NAME_PLURAL)
 
-REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets")
-POD = Kind("", "v1", "Pod", "pods")
-ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+REPLICA_SET = ObjectKind("apps", "v1", "ReplicaSet", "replicasets")
+POD = ObjectKind("", "v1", "Pod", "pods")
+ENDPOINT_SLICE = ObjectKind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 
-LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
-EVENT = Kind("", "v1", "Event", "events")
-SECRET = Kind("", "v1", "Secret", "secrets")
-NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
-CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
-API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
+LEASE = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
+EVENT = ObjectKind("", "v1", "Event", "events")
+SECRET = ObjectKind("", "v1", "Secret", "secrets")
+NAMESPACE = ObjectKind("", "v1", "Namespace", "namespaces", namespaced=False)
+CLUSTER_ROLE = ObjectKind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+API_SERVICE = ObjectKind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)

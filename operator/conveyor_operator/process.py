@@ -21,7 +21,7 @@ from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices, Sources
-from conveyor_operator.kinds import SERVED_NAME, Key, Kind
+from conveyor_operator.kinds import SERVED_NAME, Key, ObjectKind
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.reconcile import Reconciler
@@ -76,7 +76,7 @@ class Operator:
     def read_activity(self, service: str) -> Activity:
         return self.activity[service]
 
-    def serves(self, kind: Kind) -> bool | None:
+    def serves(self, kind: ObjectKind) -> bool | None:
         return self.optional.serves(kind)
 
     def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:

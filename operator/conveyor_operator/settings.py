@@ -8,9 +8,9 @@ from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PATH, PORT, TEXT, TRUE_OR_FALSE, whole_number
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Kind, Program, optional, setting
+from conveyor_process.settings import Program, ValueKind, optional, setting
 
-_URL = Kind("a URL", lambda text: text.rstrip("/"))
+_URL = ValueKind("a URL", lambda text: text.rstrip("/"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind, find_endpoint
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, EndpointKind, find_endpoint
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
 from e2e.cluster.paths import REPOSITORY
@@ -35,4 +35,4 @@ def test_the_page_of_the_api_names_it(endpoint: Endpoint) -> None:
 
 def test_an_id_of_a_model_may_have_slashes() -> None:
     assert (found := find_endpoint("/v1/models/meta/llama")) is not None
-    assert found.kind is Kind.GET_MODEL
+    assert found.kind is EndpointKind.GET_MODEL

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
 
-from conveyor_api.endpoints import Kind
+from conveyor_api.endpoints import EndpointKind
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_model, model_id, parse_route
 from conveyor_gateway.watching.catalog import NamedModel
@@ -57,43 +57,51 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        ("POST", "/v1/completions", Route(Kind.ENGINE, None, "/v1/completions", may_stream=True)),
-        ("POST", "/default/qwen/v1/chat/completions", Route(Kind.ENGINE, "default/qwen", CHAT, may_stream=True)),
-        ("POST", "/default/qwen/v1/embeddings", Route(Kind.ENGINE, "default/qwen", "/v1/embeddings")),
-        ("POST", "/default/qwen/v2/rerank", Route(Kind.ENGINE, "default/qwen", "/v2/rerank")),
-        ("POST", "/default/qwen/rerank", Route(Kind.ENGINE, "default/qwen", "/rerank")),
-        ("POST", "/v2/rerank", Route(Kind.ENGINE, None, "/v2/rerank")),
-        ("POST", "/v1/images/classify", Route(Kind.ENGINE, None, "/v1/images/classify")),
-        ("POST", "/default/qwen/v1/images/classify", Route(Kind.ENGINE, "default/qwen", "/v1/images/classify")),
-        ("POST", "/classify", Route(Kind.ENGINE, None, "/classify")),
-        ("GET", "/health", Route(Kind.STATUS, None, "/health")),
-        ("GET", "/v1/version", Route(Kind.STATUS, None, "/version")),
-        ("GET", "/default/qwen/ping", Route(Kind.STATUS, "default/qwen", "/ping")),
-        ("GET", "/default/qwen/v1/health", Route(Kind.STATUS, "default/qwen", "/health")),
-        ("GET", "/default/qwen/openapi.json", Route(Kind.DESCRIBE, "default/qwen", "/openapi.json")),
-        ("GET", "/v1/models", Route(Kind.LIST_MODELS, None)),
-        ("GET", "/default/qwen/v1/models", Route(Kind.LIST_MODELS, "default/qwen")),
-        ("GET", "/v1/models/meta/llama", Route(Kind.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/v1/models/meta%2Fllama", Route(Kind.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/default/qwen/v1/models/qwen", Route(Kind.GET_MODEL, "default/qwen", model="qwen")),
-        ("GET", "/v1/models/classify", Route(Kind.GET_MODEL, None, model="classify")),  # no service of namespace v1
-        ("POST", "/v2/models/qwen/infer", Route(Kind.ENGINE, None, INFER, model="qwen")),
-        ("POST", "/v2/models/team-a%2Fllama/infer", Route(Kind.ENGINE, None, INFER, model="team-a/llama")),
-        ("POST", "/v2/models/team-a/llama/infer", Route(Kind.ENGINE, None, INFER, model="team-a/llama")),
+        ("POST", "/v1/completions", Route(EndpointKind.ENGINE, None, "/v1/completions", may_stream=True)),
+        (
+            "POST",
+            "/default/qwen/v1/chat/completions",
+            Route(EndpointKind.ENGINE, "default/qwen", CHAT, may_stream=True),
+        ),
+        ("POST", "/default/qwen/v1/embeddings", Route(EndpointKind.ENGINE, "default/qwen", "/v1/embeddings")),
+        ("POST", "/default/qwen/v2/rerank", Route(EndpointKind.ENGINE, "default/qwen", "/v2/rerank")),
+        ("POST", "/default/qwen/rerank", Route(EndpointKind.ENGINE, "default/qwen", "/rerank")),
+        ("POST", "/v2/rerank", Route(EndpointKind.ENGINE, None, "/v2/rerank")),
+        ("POST", "/v1/images/classify", Route(EndpointKind.ENGINE, None, "/v1/images/classify")),
+        ("POST", "/default/qwen/v1/images/classify", Route(EndpointKind.ENGINE, "default/qwen", "/v1/images/classify")),
+        ("POST", "/classify", Route(EndpointKind.ENGINE, None, "/classify")),
+        ("GET", "/health", Route(EndpointKind.STATUS, None, "/health")),
+        ("GET", "/v1/version", Route(EndpointKind.STATUS, None, "/version")),
+        ("GET", "/default/qwen/ping", Route(EndpointKind.STATUS, "default/qwen", "/ping")),
+        ("GET", "/default/qwen/v1/health", Route(EndpointKind.STATUS, "default/qwen", "/health")),
+        ("GET", "/default/qwen/openapi.json", Route(EndpointKind.DESCRIBE, "default/qwen", "/openapi.json")),
+        ("GET", "/v1/models", Route(EndpointKind.LIST_MODELS, None)),
+        ("GET", "/default/qwen/v1/models", Route(EndpointKind.LIST_MODELS, "default/qwen")),
+        ("GET", "/v1/models/meta/llama", Route(EndpointKind.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/v1/models/meta%2Fllama", Route(EndpointKind.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/default/qwen/v1/models/qwen", Route(EndpointKind.GET_MODEL, "default/qwen", model="qwen")),
+        (
+            "GET",
+            "/v1/models/classify",
+            Route(EndpointKind.GET_MODEL, None, model="classify"),
+        ),  # no service of namespace v1
+        ("POST", "/v2/models/qwen/infer", Route(EndpointKind.ENGINE, None, INFER, model="qwen")),
+        ("POST", "/v2/models/team-a%2Fllama/infer", Route(EndpointKind.ENGINE, None, INFER, model="team-a/llama")),
+        ("POST", "/v2/models/team-a/llama/infer", Route(EndpointKind.ENGINE, None, INFER, model="team-a/llama")),
         (
             "POST",
             "/default/qwen/v2/models/qwen/versions/1/infer",
-            Route(Kind.ENGINE, "default/qwen", INFER_VERSION, model="qwen", version="1"),
+            Route(EndpointKind.ENGINE, "default/qwen", INFER_VERSION, model="qwen", version="1"),
         ),
-        ("GET", "/v2/models/rerank", Route(Kind.ENGINE_PAGE, None, "/v2/models/{model}", model="rerank")),
-        ("GET", "/v2/models/health", Route(Kind.ENGINE_PAGE, None, "/v2/models/{model}", model="health")),
+        ("GET", "/v2/models/rerank", Route(EndpointKind.ENGINE_PAGE, None, "/v2/models/{model}", model="rerank")),
+        ("GET", "/v2/models/health", Route(EndpointKind.ENGINE_PAGE, None, "/v2/models/{model}", model="health")),
         (
             "GET",
             "/default/qwen/v2/models/qwen/ready",
-            Route(Kind.ENGINE_PAGE, "default/qwen", "/v2/models/{model}/ready", model="qwen"),
+            Route(EndpointKind.ENGINE_PAGE, "default/qwen", "/v2/models/{model}/ready", model="qwen"),
         ),
-        ("GET", "/v2", Route(Kind.STATUS, None, "/v2")),
-        ("GET", "/default/qwen/v2/health/ready", Route(Kind.STATUS, "default/qwen", "/v2/health/ready")),
+        ("GET", "/v2", Route(EndpointKind.STATUS, None, "/v2")),
+        ("GET", "/default/qwen/v2/health/ready", Route(EndpointKind.STATUS, "default/qwen", "/v2/health/ready")),
     ],
 )
 def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> None:

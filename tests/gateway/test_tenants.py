@@ -15,7 +15,7 @@ from tests.gateway.engine_servers import EVENT_STREAM, answering, begin_stream, 
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, EndpointKind
 from e2e.cluster.api import Api
 
 MAX_CONNECTIONS = 32  # 28 of them may have requests, and 25 those of one namespace
@@ -225,7 +225,11 @@ async def begin(gateway: GatewayProcess, service: str) -> asyncio.StreamWriter:
     return writer
 
 
-WAITING = [each for each in ENDPOINTS if each.kind in (Kind.ENGINE, Kind.ENGINE_PAGE, Kind.STATUS, Kind.DESCRIBE)]
+WAITING = [
+    each
+    for each in ENDPOINTS
+    if each.kind in (EndpointKind.ENGINE, EndpointKind.ENGINE_PAGE, EndpointKind.STATUS, EndpointKind.DESCRIBE)
+]
 
 
 async def test_whoever_waits_for_an_engine_has_a_hold_at_every_path(tenants: Tenants) -> None:
@@ -248,7 +252,7 @@ async def test_whoever_waits_for_an_engine_has_a_hold_at_every_path(tenants: Ten
             tenants.write(b"Content-Length: 2\r\n\r\n{}")
             async with asyncio.timeout(60):
                 await seen.wait()
-            num_fetches = endpoint.kind is not Kind.ENGINE
+            num_fetches = endpoint.kind is not EndpointKind.ENGINE
             assert await asyncio.to_thread(tenants.held) == 1 + num_fetches, endpoint.path
             gate.set()
             assert (await reader.readline()).startswith(b"HTTP/1.1 ")

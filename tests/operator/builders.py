@@ -14,7 +14,7 @@ from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState
 from conveyor_operator.inferenceservice.resource import InferenceServices, Sources
 from conveyor_operator.inferenceservice.starts import PodStarts
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import ObjectKind
 from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.metrics import Metrics
@@ -40,7 +40,7 @@ class QuietSources:
     def read_activity(self, service: str) -> Activity:
         return Activity.STEADY
 
-    def serves(self, kind: Kind) -> bool | None:
+    def serves(self, kind: ObjectKind) -> bool | None:
         return False
 
     def request_warm_up(self, service: str, pod: str, tell: ReportWarmUp) -> None:

@@ -29,7 +29,7 @@ from conveyor_bench.workloads.rounds import Limits
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.images import Shape, encode_pixels
+from conveyor_engine.wire.images import PictureShape, encode_pixels
 from conveyor_engine.wire.request import EngineRequest
 
 IMAGES, BATCH, SIDE = 64, 32, 224
@@ -140,7 +140,7 @@ def open_forward(folder: str, dtype: str) -> Callable[[Pixels], Pixels]:
 def classify(core: EngineCore, images: Sequence[Pixels] | Pixels) -> Pixels:
     """Return the logits of each image. All requests arrive at once."""
     for number, pixels in enumerate(images):
-        shape = Shape(*pixels.shape)
+        shape = PictureShape(*pixels.shape)
         payload = encode_pixels(shape, pixels.tobytes())
         core.add_request(EngineRequest(request_id=str(number), payload=payload, payload_cost=shape.num_pixels))
     found: dict[str, bytes] = {}

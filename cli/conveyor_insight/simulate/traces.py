@@ -19,7 +19,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TrafficShape:
     """A load over time. `load`: the load at a time, at most `most`. `changed_at`: the time of the last change."""
 
     load: Callable[[float], float]
@@ -51,34 +51,34 @@ class Recorded:
         return iter(self.arrivals)
 
 
-Trace = Shape | Recorded
+Trace = TrafficShape | Recorded
 
 
-def steady(load: float, seconds: float) -> Shape:
-    return Shape(lambda _: load, load, seconds)
+def steady(load: float, seconds: float) -> TrafficShape:
+    return TrafficShape(lambda _: load, load, seconds)
 
 
-def step(low: float, high: float, at: float, seconds: float) -> Shape:
+def step(low: float, high: float, at: float, seconds: float) -> TrafficShape:
     """Return a load that is `low` before `at` and `high` from then on."""
-    return Shape(lambda now: low if now < at else high, max(low, high), seconds, at)
+    return TrafficShape(lambda now: low if now < at else high, max(low, high), seconds, at)
 
 
-def ramp(low: float, high: float, at: float, length: float, seconds: float) -> Shape:
+def ramp(low: float, high: float, at: float, length: float, seconds: float) -> TrafficShape:
     """Return a linear ramp from `low` to `high` that starts at `at` and lasts `length` seconds."""
-    return Shape(
+    return TrafficShape(
         lambda now: low + (high - low) * min(max((now - at) / length, 0), 1), max(low, high), seconds, at + length
     )
 
 
-def burst(low: float, high: float, at: float, length: float, seconds: float) -> Shape:
+def burst(low: float, high: float, at: float, length: float, seconds: float) -> TrafficShape:
     """Return a load that is `high` for `length` seconds from `at`, and otherwise `low`."""
-    return Shape(lambda now: high if at <= now < at + length else low, max(low, high), seconds, at + length)
+    return TrafficShape(lambda now: high if at <= now < at + length else low, max(low, high), seconds, at + length)
 
 
-def diurnal(low: float, high: float, length: float, seconds: float) -> Shape:
+def diurnal(low: float, high: float, length: float, seconds: float) -> TrafficShape:
     """Return a sine between `low` and `high` that starts at `low` and has a period of `length` seconds."""
     middle, swing = (low + high) / 2, (high - low) / 2
-    return Shape(lambda now: middle - swing * math.cos(2 * math.pi * now / length), max(low, high), seconds)
+    return TrafficShape(lambda now: middle - swing * math.cos(2 * math.pi * now / length), max(low, high), seconds)
 
 
 def read_csv(lines: Iterable[str]) -> Recorded:

@@ -23,7 +23,7 @@ _ROUTE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TestLoad:
     """The load for each candidate and rate. `trace` is stretched or compressed to the rate."""
 
     trace: Trace

@@ -24,7 +24,7 @@ from conveyor_process.kinds import (
     whole_number,
 )
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Kind, optional, required, setting
+from conveyor_process.settings import ValueKind, optional, required, setting
 from conveyor_protocol.request_headers import LEVEL_MAX
 from conveyor_protocol.workload import Lengths, Workload
 
@@ -89,13 +89,13 @@ def _parse_class(text: str) -> str:
     return text
 
 
-_CLASS = Kind("a class as package.module:Class", _parse_class)
-_ADAPTERS = Kind(
+_CLASS = ValueKind("a class as package.module:Class", _parse_class)
+_ADAPTERS = ValueKind(
     f"at most {ADAPTERS_MAX} names with directories, as sql=/adapters/sql,fr=/adapters/fr; a name has 1 to 63 letters, "
     "digits, '.', '_' or '-'",
     _parse_adapters,
 )
-_LENGTHS = Kind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
+_LENGTHS = ValueKind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class EngineConfig:
         (),
         "LEVEL:PERCENT: requests whose level is LEVEL or a higher number together get at most PERCENT of the batch's "
         "rows and of the KV blocks. One such request may always run. In the file, this is a mapping",
-        Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
+        ValueKind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
         None,

@@ -1,6 +1,6 @@
 """Starts a runner: configuration, limits, weights, our own layers, memory and facts.
 
-A runner creates a `Start`, calls `load`, and runs the loaded model once as a check. It then calls the other methods
+A runner creates a `RunnerStart`, calls `load`, and runs the loaded model once as a check. It then calls the methods
 that it needs: `fuse`, `find_step_bytes`, `allocate_cache`, `facts`. So log lines and errors are the same for all
 runners. Knows no plans and no rows.
 """
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
 
-class Start:
+class RunnerStart:
     """The start of one runner on one device."""
 
     def __init__(

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.wire.images import Shape
+from conveyor_engine.wire.images import PictureShape
 
 SIDE_MAX: Final = 1024  # of a processed image: 4 MiB in float32 for each channel
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
@@ -36,22 +36,22 @@ class ImageProcessor:
         made = self._processor(images=image, return_tensors=None)["pixel_values"][0]
         return np.ascontiguousarray(made, dtype=np.float32)
 
-    def find_shape(self) -> Shape:
+    def find_shape(self) -> PictureShape:
         """Return the shape of a processed square image. Raises ModelError if the processor returns anything except
         pixels."""
         return self._find_shapes()[0]
 
-    def find_only_shape(self) -> Shape:
+    def find_only_shape(self) -> PictureShape:
         """Return the same as `find_shape`. Also raises ModelError if the model's images do not all have one shape."""
         shape, *others = self._find_shapes()
         if any(other != shape for other in others):
             raise ModelError(f"the model's image processor makes pictures of several shapes: {[shape, *others]}")
         return shape
 
-    def _find_shapes(self) -> list[Shape]:
+    def _find_shapes(self) -> list[PictureShape]:
         try:
             made = [self._processor(images=Image.new("RGB", size), return_tensors=None) for size in _PROBES]
-            shapes = [Shape(*np.shape(each["pixel_values"][0])) for each in made]
+            shapes = [PictureShape(*np.shape(each["pixel_values"][0])) for each in made]
         except _ERRORS as error:
             raise ModelError(f"the model's image processor makes no pixels of a picture: {error}") from error
         if others := sorted(set(made[0]) - {"pixel_values"}):

@@ -14,7 +14,7 @@ from conveyor_engine.wire.request import ModelFacts
 _SHAPE: Final = struct.Struct("<III")
 
 
-class Shape(NamedTuple):
+class PictureShape(NamedTuple):
     """The shape of one processed image."""
 
     channels: int
@@ -36,7 +36,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     labels: tuple[str, ...]
     activation: Activation  # the function that turns logits into scores, unless a request chooses another
-    shape: Shape  # of the image for the warm-up; of all images if the processor produces one size
+    shape: PictureShape  # of the image for the warm-up; of all images if the processor produces one size
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""
@@ -47,12 +47,12 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return msgspec.msgpack.decode(facts.of_task, type=cls)
 
 
-def encode_pixels(shape: Shape, pixels: bytes) -> bytes:
+def encode_pixels(shape: PictureShape, pixels: bytes) -> bytes:
     """Return the payload of a request. `pixels` are float32, channels first."""
     assert len(pixels) == shape.num_bytes
     return _SHAPE.pack(*shape) + pixels
 
 
-def read_pixels(payload: bytes) -> tuple[Shape, memoryview]:
+def read_pixels(payload: bytes) -> tuple[PictureShape, memoryview]:
     """Return the shape and the float32 numbers of a payload. The numbers are not copied."""
-    return Shape(*_SHAPE.unpack_from(payload)), memoryview(payload)[_SHAPE.size :]
+    return PictureShape(*_SHAPE.unpack_from(payload)), memoryview(payload)[_SHAPE.size :]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_api.endpoints import Kind
+from conveyor_api.endpoints import EndpointKind
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
 from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full
 from conveyor_gateway.clients import Client, Clients
@@ -65,7 +65,7 @@ class PublicApp:
             raise GatewayError("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         client = self.clients.find(request)
-        if route.kind is Kind.ENGINE:
+        if route.kind is EndpointKind.ENGINE:
             return await self.open_requests.handle(request, route, client)
         answer = await self._send_page(request, route, client)
         self.metrics.count_request(route.service or "", answer.status)
@@ -74,7 +74,7 @@ class PublicApp:
     async def _send_page(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
         """Send a page. Returns when the client has received it or has left. Raises GatewayError."""
         service = route.service or ""
-        if route.kind is Kind.ENGINE_PAGE:
+        if route.kind is EndpointKind.ENGINE_PAGE:
             service = find_route_model(route, self.catalog.directory).service.key
         held = HeldRequest(self.ledger, request, service, client.id)
         try:
@@ -91,21 +91,21 @@ class PublicApp:
     async def _answer(self, request: BaseRequest, route: Route, hold: Hold) -> StreamResponse:
         request_id, directory = find_request_id(request), self.catalog.directory
         match route.kind:
-            case Kind.LIST_MODELS:
+            case EndpointKind.LIST_MODELS:
                 if route.service is None:
                     return await send_model_list(request, directory, self.lists_all)
                 answer = build_json(build_model_list(directory.services[route.service]), request_id)
-            case Kind.GET_MODEL:
+            case EndpointKind.GET_MODEL:
                 answer = build_json(find_model_page(route, directory, self.lists_all), request_id)
-            case Kind.STATUS:
+            case EndpointKind.STATUS:
                 answer = await self._find_status(route, hold, request_id)
-            case Kind.ENGINE_PAGE:
+            case EndpointKind.ENGINE_PAGE:
                 model = find_route_model(route, directory)
                 engines = self.catalog.engines(model.service.key)
                 answer = await find_engine_page(self.pages, hold, route, model, engines, request_id)
-            case Kind.ENGINE:
+            case EndpointKind.ENGINE:
                 raise AssertionError("`_respond` has passed it to `open_requests`")
-            case Kind.DESCRIBE:
+            case EndpointKind.DESCRIBE:
                 assert route.service is not None, "the route of a document has a service"
                 service, engines = directory.services[route.service], self.catalog.engines(route.service)
                 answer = await find_document(request, hold, route.path, service, engines, self.pages)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
-from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, EndpointKind
 from conveyor_gateway import __version__
 from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.fetching import SharedPages
@@ -114,14 +114,14 @@ def _describe(endpoint: Endpoint, known: Raws | None) -> Iterator[Json]:
     """Yield the operation of a path, if it has one. `known`: the engine's description of the operation."""
     refusals = build_refusals(endpoint.kind, endpoint.path)
     match endpoint.kind:
-        case Kind.LIST_MODELS:
+        case EndpointKind.LIST_MODELS:
             yield _page("Lists the model of this service and its adapters.", refer("ModelList"), refusals)
-        case Kind.GET_MODEL:
+        case EndpointKind.GET_MODEL:
             page = _page("Describes the model or the adapter with this id.", refer("Model"), refusals)
             yield {"parameters": build_path_parameters(endpoint.path), **page}
-        case Kind.DESCRIBE:
+        case EndpointKind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
-        case Kind.STATUS:
+        case EndpointKind.STATUS:
             response: object = _responses(known).get("200", {"description": "Yes."})
             yield {"summary": "Whether the service answers requests.", "responses": {"200": response} | refusals}
         case _:
@@ -163,7 +163,7 @@ def _outline(endpoint: Endpoint) -> Json:
     """Return what is known of a path's operation without an engine."""
     parameters = build_path_parameters(endpoint.path)
     operation: Json = {"parameters": parameters} if parameters else {}
-    if endpoint.kind is Kind.ENGINE_PAGE:
+    if endpoint.kind is EndpointKind.ENGINE_PAGE:
         return operation | {
             "summary": "About the model.",
             "responses": {"200": {"description": "An engine's response."}},
@@ -181,7 +181,7 @@ def _build_outline() -> bytes:
     paths = {
         endpoint.path: {endpoint.method.lower(): _outline(endpoint)}
         for endpoint in ENDPOINTS
-        if endpoint.kind in (Kind.ENGINE, Kind.ENGINE_PAGE)
+        if endpoint.kind in (EndpointKind.ENGINE, EndpointKind.ENGINE_PAGE)
     }
     return msgspec.json.encode({"openapi": "3.1.0", "paths": paths})
 

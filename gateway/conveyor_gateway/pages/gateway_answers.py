@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conveyor_api.endpoints import Kind
+from conveyor_api.endpoints import EndpointKind
 from conveyor_gateway.errors import Code
 from conveyor_protocol.answer_codes import ERROR_FORMS, ErrorDetails, find_error_form
 from conveyor_protocol.engine_pages import Model, ModelList
@@ -44,12 +44,12 @@ _ENGINES_ANSWER: Final = (
     Code.QUEUE_TIMEOUT,
     Code.DEADLINE_EXCEEDED,
 )
-_OF_KIND: Final[dict[Kind, tuple[Code, ...]]] = {
-    Kind.LIST_MODELS: (),
-    Kind.GET_MODEL: (Code.MODEL_NOT_FOUND,),
-    Kind.ENGINE_PAGE: (Code.MODEL_NOT_FOUND, Code.NO_ENGINE, Code.ENGINES_NOT_READY),
-    Kind.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
-    Kind.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+_OF_KIND: Final[dict[EndpointKind, tuple[Code, ...]]] = {
+    EndpointKind.LIST_MODELS: (),
+    EndpointKind.GET_MODEL: (Code.MODEL_NOT_FOUND,),
+    EndpointKind.ENGINE_PAGE: (Code.MODEL_NOT_FOUND, Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+    EndpointKind.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+    EndpointKind.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
 }
 
 
@@ -57,7 +57,7 @@ def refer(name: str) -> Json:
     return {"$ref": _REFERENCE.format(name=name)}
 
 
-def build_refusals(kind: Kind, path: str) -> Json:
+def build_refusals(kind: EndpointKind, path: str) -> Json:
     """Return the gateway's error responses for a path of this kind, by status."""
     form = refer(find_error_form(path).answer.__name__)
     codes = (*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER))

@@ -15,10 +15,10 @@ from conveyor_operator.kinds import (
     SCALED_OBJECT,
     SERVICE,
     SERVICE_ACCOUNT,
-    Kind,
+    ObjectKind,
 )
 
-INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
+INFERENCE_SERVICE = ObjectKind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
 
 # In the order in which they are applied: kinds that pods need come before the Deployment, autoscalers after it.
 CHILDREN = (

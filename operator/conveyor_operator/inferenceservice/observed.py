@@ -19,7 +19,16 @@ from conveyor_operator.inferenceservice.replica_sets import (
     hash_pod_template,
     observe_replica_set,
 )
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, REPLICA_SET, SCALED_OBJECT, Key, Kind
+from conveyor_operator.kinds import (
+    AUTOSCALER,
+    DEPLOYMENT,
+    ENDPOINT_SLICE,
+    POD,
+    REPLICA_SET,
+    SCALED_OBJECT,
+    Key,
+    ObjectKind,
+)
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.store import Store
 
@@ -185,7 +194,7 @@ class Observed:
         return replace(left, autoscaler=None) if id[0] == AUTOSCALER.kind else left
 
 
-def project(kind: Kind, key: Key, body: Object) -> Any:
+def project(kind: ObjectKind, key: Key, body: Object) -> Any:
     """Return what the store keeps of an object.
 
     The state of a Deployment, HPA or ScaledObject is kept only if the object has the engine's name.
@@ -200,7 +209,7 @@ def project(kind: Kind, key: Key, body: Object) -> Any:
 def observe(store: Store, key: Key) -> Observed:
     """Collect all objects with the label of this InferenceService."""
     children: dict[ChildId, Child] = {}
-    states: dict[Kind, Any] = {}
+    states: dict[ObjectKind, Any] = {}
     for kind in CHILDREN:
         for child, state in store.values(kind, key):
             children[child.kind, child.name] = child
@@ -332,12 +341,12 @@ def _replicas_managers(metadata: Object) -> frozenset[str]:
     )
 
 
-_STATES: dict[Kind, Callable[[Object], Any]] = {
+_STATES: dict[ObjectKind, Callable[[Object], Any]] = {
     DEPLOYMENT: observe_deployment,
     AUTOSCALER: observe_autoscaler,
     SCALED_OBJECT: observe_scaled_object,
 }
-_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {
+_PROJECTIONS: dict[ObjectKind, Callable[[Object], Any]] = {
     POD: observe_pod,
     REPLICA_SET: observe_replica_set,
     ENDPOINT_SLICE: observe_ready_endpoints,

@@ -24,9 +24,9 @@ from conveyor_operator.inferenceservice.observed import Observed, observe, proje
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
 from conveyor_operator.inferenceservice.series import read_state
-from conveyor_operator.inferenceservice.starts import PodStarts, Start
+from conveyor_operator.inferenceservice.starts import PodStart, PodStarts
 from conveyor_operator.inferenceservice.status import build_invalid_status
-from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
+from conveyor_operator.kinds import SCALED_OBJECT, Key, ObjectKind
 from conveyor_operator.loop.child import ChildId
 from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object
@@ -48,7 +48,7 @@ class Sources(Protocol):
         """Return whether the service has to start from zero or may scale to zero."""
         ...
 
-    def serves(self, kind: Kind) -> bool | None:
+    def serves(self, kind: ObjectKind) -> bool | None:
         """Return whether the cluster serves an optional kind. Call it only for services that need the kind."""
         ...
 
@@ -66,9 +66,9 @@ class InferenceServices:
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
-    children: Sequence[Kind] = CHILDREN
-    optional: Sequence[Kind] = OPTIONAL
-    grandchildren: Sequence[Kind] = GRANDCHILDREN
+    children: Sequence[ObjectKind] = CHILDREN
+    optional: Sequence[ObjectKind] = OPTIONAL
+    grandchildren: Sequence[ObjectKind] = GRANDCHILDREN
 
     def __init__(self, settings: Settings, metrics: Metrics, sources: Sources) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class InferenceServices:
         self._metrics = metrics
         self._sources = sources
 
-    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
+    def project(self, kind: ObjectKind, key: Key, body: Mapping[str, Any]) -> Any:
         return find_requested_name(body) if kind == self.kind else project(kind, key, body)
 
     def new_memory(self, uid: str) -> ServiceMemory:
@@ -118,14 +118,14 @@ class InferenceServices:
             self._find_warm_up(service, start, partial(self._count, starts, start))
         return starts
 
-    def _find_warm_up(self, service: InferenceService, start: Start, report: ReportWarmUp) -> None:
+    def _find_warm_up(self, service: InferenceService, start: PodStart, report: ReportWarmUp) -> None:
         """Request the time of the engine's warm-up from a gateway, if the engine reports it."""
         if service.spec.runtime == "Conveyor" and "load" in start.seconds:
             self._sources.request_warm_up(service.key, start.uid, report)
         else:
             report(None)
 
-    def _count(self, starts: PodStarts, start: Start, warm_up_seconds: float | None) -> None:
+    def _count(self, starts: PodStarts, start: PodStart, warm_up_seconds: float | None) -> None:
         for part, seconds in starts.describe_warm_up(start, warm_up_seconds).seconds.items():
             self._metrics.pod_start_seconds.labels(part).observe(seconds)
 

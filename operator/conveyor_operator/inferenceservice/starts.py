@@ -23,7 +23,7 @@ _MOST_TOO_LONG: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PodStart:
     """One start of a pod."""
 
     pod: str
@@ -31,7 +31,7 @@ class Start:
     seconds: Mapping[str, int]
     """`total`, from creation to Ready, and its known parts, named as in `LastStart`."""
 
-    def with_warm_up(self, reported_seconds: float | None) -> "Start":
+    def with_warm_up(self, reported_seconds: float | None) -> "PodStart":
         """Return the start with the part `warm_up`, which is taken out of `load` and is at most as long as `load`."""
         load = self.seconds.get("load")
         if reported_seconds is None or load is None:
@@ -53,7 +53,7 @@ class PodStarts:
         self.last = _find_unreported(previous.last_start, ready)
         """The last measured start. Initially the one in the status if its warm-up is missing, otherwise None."""
 
-    def see(self, pods: Iterable[PodState]) -> list[Start]:
+    def see(self, pods: Iterable[PodState]) -> list[PodStart]:
         """Record the starts of pods that have become Ready, and return them."""
         ready = {pod.name: pod for pod in pods if pod.ready}
         new = [pod for pod in ready.values() if pod.name not in self._measured]
@@ -64,7 +64,7 @@ class PodStarts:
         self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
         return starts
 
-    def describe_warm_up(self, start: Start, reported_seconds: float | None) -> Start:
+    def describe_warm_up(self, start: PodStart, reported_seconds: float | None) -> PodStart:
         """Add the warm-up time, which the engine has reported, to a start. Returns the result."""
         whole = start.with_warm_up(reported_seconds)
         if self.last is start:
@@ -89,16 +89,16 @@ class PodStarts:
         return self._period_seconds
 
 
-def _find_unreported(last: LastStart | None, ready: Iterable[PodState]) -> Start | None:
+def _find_unreported(last: LastStart | None, ready: Iterable[PodState]) -> PodStart | None:
     """Return the start in the status if its warm-up is missing and the pod is Ready, so the engine can be asked."""
     pod = next((pod for pod in ready if last is not None and pod.name == last.pod_name), None)
     if last is None or pod is None or last.warm_up is not None:
         return None
     parts = last.model_dump(exclude={"pod_name"}, exclude_none=True)
-    return Start(pod.name, pod.uid, {part: round(parse_duration_seconds(taken)) for part, taken in parts.items()})
+    return PodStart(pod.name, pod.uid, {part: round(parse_duration_seconds(taken)) for part, taken in parts.items()})
 
 
-def _measure(pod: PodState) -> Start | None:
+def _measure(pod: PodState) -> PodStart | None:
     """Return the pod's start, or None if the clocks disagree."""
     fetch = next((container for container in pod.containers if container.initial), None)
     begun, fetched = (fetch.started_at, fetch.ended_at) if fetch is not None else ("", "")
@@ -111,7 +111,7 @@ def _measure(pod: PodState) -> Start | None:
         "load": _seconds(fetched, pod.ready_at),
     }
     seconds = {part: value for part, value in parts.items() if value is not None}
-    return Start(pod.name, pod.uid, seconds) if "total" in seconds else None
+    return PodStart(pod.name, pod.uid, seconds) if "total" in seconds else None
 
 
 def _seconds(begin: str, end: str) -> int | None:

@@ -27,7 +27,7 @@ from conveyor_operator.inferenceservice.pods import ModelFacts, find_facts
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.starting import describe_places
-from conveyor_operator.inferenceservice.starts import Start
+from conveyor_operator.inferenceservice.starts import PodStart
 
 Object = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Written:
     url: str
     effective: EffectiveStatus
     children_hash: str = ""
-    last_start: Start | None = None
+    last_start: PodStart | None = None
     starting_replicas: int = 0
 
 
@@ -132,7 +132,7 @@ def format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _build_last_start(found: Start | None, previous: Object) -> dict[str, Any]:
+def _build_last_start(found: PodStart | None, previous: Object) -> dict[str, Any]:
     """Return the measured start, or the previous status's."""
     if found is None:
         return dict(previous.get("lastStart") or {})

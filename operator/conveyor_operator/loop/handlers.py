@@ -11,7 +11,7 @@ from typing import Any
 import kopf
 
 from conveyor_api import names
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import Key, ObjectKind
 from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.loop.store import Store
@@ -56,7 +56,7 @@ def configure(settings: kopf.OperatorSettings, resources: Sequence[Resource]) ->
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
 
 
-def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handler:
+def build_resource_handler(kind: ObjectKind, store: Store, workers: Workers) -> _Handler:
     """Return the event handler for a kind of resource. Called by `build_registry`, and by a test."""
 
     async def mark(**event: Any) -> None:
@@ -81,13 +81,13 @@ def _build_owner_handler(owners: Sequence[Resource], workers: Workers) -> _Handl
     return mark
 
 
-def _find_owners(resources: Sequence[Resource]) -> dict[Kind, list[Resource]]:
+def _find_owners(resources: Sequence[Resource]) -> dict[ObjectKind, list[Resource]]:
     """Return, for every kind of child and grandchild, the resources that own objects of this kind."""
     owned = [kind for kind in watched_kinds(resources) if kind not in {resource.kind for resource in resources}]
     return {kind: [r for r in resources if kind in (*r.children, *r.grandchildren)] for kind in owned}
 
 
-def _register(registry: kopf.OperatorRegistry, kind: Kind, mark: _Handler) -> None:
+def _register(registry: kopf.OperatorRegistry, kind: ObjectKind, mark: _Handler) -> None:
     group, version, plural = kind.group, kind.version, kind.plural
     kopf.on.event(group=group, version=version, plural=plural, registry=registry)(mark)
 

@@ -13,7 +13,7 @@ from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, watch_collection
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import ObjectKind
 from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.watches import Watches
 
@@ -36,10 +36,10 @@ class OptionalKinds:
         self._watches = watches
         self._namespaces = namespaces or ("",)
         self._on_change = on_change
-        self._served: dict[Kind, bool] = {}
+        self._served: dict[ObjectKind, bool] = {}
         self._wanted = {kind: asyncio.Event() for kind in self._labels}
 
-    def serves(self, kind: Kind) -> bool | None:
+    def serves(self, kind: ObjectKind) -> bool | None:
         """Return whether the cluster serves the kind; None if that is not known yet.
 
         Call it only for a resource that needs the kind: after the first call, the operator polls for a missing kind.
@@ -53,7 +53,7 @@ class OptionalKinds:
             for kind in self._labels:
                 tasks.create_task(self._follow(kind), name=f"follow {kind.kind}")
 
-    async def _follow(self, kind: Kind) -> None:
+    async def _follow(self, kind: ObjectKind) -> None:
         while True:
             await self._wait_until(kind, True, self._wanted[kind].wait)
             self._report(kind, True)
@@ -67,7 +67,9 @@ class OptionalKinds:
             self._watches.keep_only(kind, None, set())
             self._report(kind, False)
 
-    async def _wait_until(self, kind: Kind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]) -> None:
+    async def _wait_until(
+        self, kind: ObjectKind, served: bool, until_in_doubt: Callable[[], Awaitable[object]]
+    ) -> None:
         while (found := await self._look(kind)) is not served:
             if found is not None and kind not in self._served:
                 self._report(kind, found)
@@ -75,17 +77,17 @@ class OptionalKinds:
             if found is not None:
                 await until_in_doubt()
 
-    async def _look(self, kind: Kind) -> bool | None:
+    async def _look(self, kind: ObjectKind) -> bool | None:
         try:
             return await self._cluster.is_served(kind)
         except ApiError:
             return None
 
-    def _report(self, kind: Kind, served: bool) -> None:
+    def _report(self, kind: ObjectKind, served: bool) -> None:
         self._served[kind] = served
         self._on_change()
 
-    async def _watch(self, kind: Kind, namespace: str, on_failure: Callable[[], None]) -> None:
+    async def _watch(self, kind: ObjectKind, namespace: str, on_failure: Callable[[], None]) -> None:
         collection = Collection(
             kind.group, kind.version, kind.plural, namespace, label_selector=self._labels[kind], shape=dict[str, Any]
         )
@@ -110,7 +112,7 @@ class _Failures:
 class _Sink:
     """A watch's sink that passes the objects of one kind to `watches`."""
 
-    def __init__(self, watches: Watches, kind: Kind) -> None:
+    def __init__(self, watches: Watches, kind: ObjectKind) -> None:
         self._watches = watches
         self._kind = kind
 

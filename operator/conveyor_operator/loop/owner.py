@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import ObjectKind
 
 Object = dict[str, Any]
 
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 class Owner:
     """One resource. `labels`: the labels that all its children get."""
 
-    kind: Kind
+    kind: ObjectKind
     namespace: str
     name: str
     uid: str

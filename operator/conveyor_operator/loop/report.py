@@ -11,7 +11,7 @@ from typing import Any
 
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import Refused
-from conveyor_operator.kinds import EVENT, Kind
+from conveyor_operator.kinds import EVENT, ObjectKind
 from conveyor_operator.loop.child import ChildId
 from conveyor_operator.loop.events import Event, build_event
 from conveyor_operator.loop.owner import Object
@@ -28,7 +28,7 @@ class Reporter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def write(self, kind: Kind, body: Object, status: Object) -> Object | None:
+    async def write(self, kind: ObjectKind, body: Object, status: Object) -> Object | None:
         """Write the status of the resource `body` if it differs.
 
         Returns the written resource; None if nothing was written.

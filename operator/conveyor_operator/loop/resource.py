@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import Key, ObjectKind
 from conveyor_operator.loop.child import Child, ChildId
 from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object
@@ -48,17 +48,17 @@ class Case(Protocol):
 class Resource(Protocol):
     """One kind of resource."""
 
-    kind: Kind
+    kind: ObjectKind
     label: str
     """The label of all objects of a resource. Its value is the resource's name, perhaps with a dot and a suffix."""
-    children: Sequence[Kind]
+    children: Sequence[ObjectKind]
     """Kinds that the operator applies for the resource. They are watched."""
-    optional: Sequence[Kind]
+    optional: Sequence[ObjectKind]
     """Kinds of children that not every cluster serves."""
-    grandchildren: Sequence[Kind]
+    grandchildren: Sequence[ObjectKind]
     """Kinds that controllers create from the children. They are watched for the status."""
 
-    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
+    def project(self, kind: ObjectKind, key: Key, body: Mapping[str, Any]) -> Any:
         """Return the value that the store keeps for an object: the resource `key` itself, a child or a grandchild.
 
         If this raises, the object counts as unreadable.
@@ -89,7 +89,7 @@ class Resource(Protocol):
         ...
 
 
-def watched_kinds(resources: Sequence[Resource]) -> list[Kind]:
+def watched_kinds(resources: Sequence[Resource]) -> list[ObjectKind]:
     """Return the kinds of the resources, their children and their grandchildren, each once, without optional kinds."""
     kinds = [kind for each in resources for kind in (each.kind, *each.children, *each.grandchildren)]
     optional = {kind for each in resources for kind in each.optional}

@@ -15,7 +15,7 @@ import aiohttp
 import kopf
 
 from conveyor_kube.kubeconfig import load_configuration
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import ObjectKind
 from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.watches import Watches
 
@@ -35,7 +35,7 @@ class KopfSession:
         self._credentials: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self._open: WeakSet[aiohttp.ClientResponse] = WeakSet()
-        self._collections: dict[str, tuple[Kind, str | None]] = {
+        self._collections: dict[str, tuple[ObjectKind, str | None]] = {
             kind.path(namespace): (kind, namespace)
             for kind in watched_kinds(resources)
             for namespace in namespaces or (None,)

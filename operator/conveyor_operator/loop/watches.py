@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from conveyor_kube.watch import WatchFailed, read_lines
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import Key, ObjectKind
 from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.store import Store
 from conveyor_operator.metrics import Metrics
@@ -62,15 +62,15 @@ class Watches:
         self._store = store
         self._metrics = metrics
         self._mark = mark
-        self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
+        self._listed: defaultdict[tuple[ObjectKind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
+    async def wait_listed(self, kind: ObjectKind, namespaces: Sequence[str]) -> None:
         """Wait until the store has all objects of a kind in these namespaces; if none are given, in all namespaces."""
         for namespace in namespaces or (None,):
             await self._listed[kind, namespace].wait()
 
     async def read(
-        self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
+        self, kind: ObjectKind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
     ) -> AsyncIterator[bytes]:
         """Yield lines for Kopf. `from_the_start`: the stream begins with all objects, followed by a bookmark.
 
@@ -115,7 +115,7 @@ class Watches:
             logger.warning("event=watch_ended kind=%s error=%s", kind.kind, error)
         yield _to_line(_START_ANEW)
 
-    def _read_event(self, kind: Kind, line: bytearray, *, listed: bool) -> Object | None:
+    def _read_event(self, kind: ObjectKind, line: bytearray, *, listed: bool) -> Object | None:
         """Store the event's object. Return the event for Kopf; None if the event is invalid.
 
         listed: the event belongs to the initial list of a watch.
@@ -139,7 +139,7 @@ class Watches:
             return None
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
 
-    def take(self, kind: Kind, type: str, body: Object) -> None:
+    def take(self, kind: ObjectKind, type: str, body: Object) -> None:
         """Store an object from a watch other than Kopf's, and queue a reconcile of its resource."""
         try:
             key = self._remember(kind, type, {**body, "kind": kind.kind})
@@ -149,16 +149,16 @@ class Watches:
             if key is not None:
                 self._mark(key)
 
-    def keep_only(self, kind: Kind, namespace: str | None, uids: set[str]) -> None:
+    def keep_only(self, kind: ObjectKind, namespace: str | None, uids: set[str]) -> None:
         """Remove all objects except these from the store, after the list of a watch other than Kopf's."""
         for _, key in self._drop_others(kind, namespace, uids):
             self._mark(key)
 
-    def _skip(self, kind: Kind, name: str, error: Exception) -> None:
+    def _skip(self, kind: ObjectKind, name: str, error: Exception) -> None:
         self._metrics.unreadable_objects.labels(kind.plural).inc()
         logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
 
-    def _remember(self, kind: Kind, type: str, body: Object, *, listed: bool = False) -> Key | None:
+    def _remember(self, kind: ObjectKind, type: str, body: Object, *, listed: bool = False) -> Key | None:
         """Store or remove the object. Return the key of its resource; None if it belongs to none."""
         uid, key = str(body["metadata"]["uid"]), self._find_key(kind, body)
         if key is None or type == "DELETED":
@@ -175,7 +175,7 @@ class Watches:
             self._mark(left)
         return key
 
-    def _find_key(self, kind: Kind, body: Object) -> Key | None:
+    def _find_key(self, kind: ObjectKind, body: Object) -> Key | None:
         """Return a resource's own key, or the key of the resource that an object's label names; None without label."""
         metadata = body["metadata"]
         if kind in self._resources:
@@ -187,11 +187,11 @@ class Watches:
                 return Key(resource.kind, str(metadata["namespace"]), name)
         return None
 
-    def _labels(self, kind: Kind, key: Key) -> dict[str, str]:
+    def _labels(self, kind: ObjectKind, key: Key) -> dict[str, str]:
         """Return the labels by which Kopf chooses handlers."""
         return {} if kind == key.kind else {self._resources[key.kind].label: key.name}
 
-    def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
+    def _find_deleted(self, kind: ObjectKind, namespace: str | None, seen: set[str]) -> list[Object]:
         """Remove from the store the objects that the watch's list did not contain. Return a DELETED event for each."""
         events: list[Object] = []
         for uid, key in self._drop_others(kind, namespace, seen):
@@ -200,7 +200,7 @@ class Watches:
             events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
         return events
 
-    def _drop_others(self, kind: Kind, namespace: str | None, uids: set[str]) -> list[tuple[str, Key]]:
+    def _drop_others(self, kind: ObjectKind, namespace: str | None, uids: set[str]) -> list[tuple[str, Key]]:
         others = [(uid, key) for uid, key in self._store.keys(kind, namespace).items() if uid not in uids]
         for uid, key in others:
             logger.info("event=missed_deletion kind=%s key=%s", kind.kind, key)

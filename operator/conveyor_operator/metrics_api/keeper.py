@@ -15,7 +15,7 @@ from functools import partial
 from conveyor_api import names
 from conveyor_operator.cluster import Cluster, Object
 from conveyor_operator.errors import ApiError
-from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Key, Kind
+from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Key, ObjectKind
 from conveyor_operator.loop.workers import backoff_seconds
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api import certificates
@@ -64,7 +64,7 @@ class MetricsApiKeeper:
         self._now = now
         host = f"{names.METRICS_SERVICE}.{system_namespace}.svc"
         self._hosts = (host, f"{host}.{cluster_domain}")
-        self._found: dict[Kind, Object | None] = {}
+        self._found: dict[ObjectKind, Object | None] = {}
         self._api_services: dict[str, Object | None] = {}
         self._registration = Registration()
         self._registrar = Registrar(cluster, system_namespace, self._api_services)
@@ -74,7 +74,7 @@ class MetricsApiKeeper:
 
     async def run(self) -> None:
         """Maintain the metrics API until cancelled."""
-        followed: list[tuple[Kind, str, Callable[[Object | None], None]]] = [
+        followed: list[tuple[ObjectKind, str, Callable[[Object | None], None]]] = [
             (kind, name, partial(self._find, kind))
             for kind, name in (
                 (SECRET, names.METRICS_TLS_SECRET),
@@ -90,7 +90,7 @@ class MetricsApiKeeper:
                 tasks.create_task(watch, name=f"follow {kind.kind} {name}")
             tasks.create_task(self._keep(), name="keep the metrics API")
 
-    def _find(self, kind: Kind, found: Object | None) -> None:
+    def _find(self, kind: ObjectKind, found: Object | None) -> None:
         self._found[kind] = found
         self._changed.set()
 

@@ -8,7 +8,7 @@ import pytest
 from tests.operator.builders import build_one, make_deployment, make_resource
 
 from conveyor_api import names
-from conveyor_insight.explaining import Explanation, Reason, explain
+from conveyor_insight.explaining import DecisionReason, Explanation, explain
 from conveyor_insight.facts import ClassFacts, Counts, Facts, LimitFacts
 from conveyor_kubectl.words import build_json, build_text
 from e2e.cluster.paths import REPOSITORY
@@ -34,7 +34,7 @@ def make_facts(
     return replace(facts, **changes)
 
 
-def decide(facts: Facts) -> tuple[int, Reason]:
+def decide(facts: Facts) -> tuple[int, DecisionReason]:
     found = explain(facts)
     return found.desired, found.reason
 
@@ -46,22 +46,22 @@ def tell(facts: Facts) -> str:
 @pytest.mark.parametrize(
     ("values", "asked", "decided"),
     [
-        ((80, 0), 1, (3, Reason.SCALES_UP)),
-        ((31, 0), 1, (1, Reason.WITHIN_TOLERANCE)),
-        ((60, 10), 2, (2, Reason.AT_TARGET)),
-        ((31, 12), 1, (3, Reason.SCALES_UP)),
-        ((200, 0), 2, (4, Reason.AT_MAXIMUM)),
-        ((200, 0), 1, (3, Reason.LIMITED)),
-        ((0, 0), 1, (1, Reason.AT_MINIMUM)),
-        ((30, 0), 3, (3, Reason.STABILIZED)),
-        ((30, 0), 7, (4, Reason.OUT_OF_BOUNDS)),
-        (("503", "503"), 3, (3, Reason.NO_METRICS)),
-        (("503", 1), 3, (3, Reason.NO_METRICS)),
-        (("503", 18), 3, (4, Reason.SCALES_UP)),
+        ((80, 0), 1, (3, DecisionReason.SCALES_UP)),
+        ((31, 0), 1, (1, DecisionReason.WITHIN_TOLERANCE)),
+        ((60, 10), 2, (2, DecisionReason.AT_TARGET)),
+        ((31, 12), 1, (3, DecisionReason.SCALES_UP)),
+        ((200, 0), 2, (4, DecisionReason.AT_MAXIMUM)),
+        ((200, 0), 1, (3, DecisionReason.LIMITED)),
+        ((0, 0), 1, (1, DecisionReason.AT_MINIMUM)),
+        ((30, 0), 3, (3, DecisionReason.STABILIZED)),
+        ((30, 0), 7, (4, DecisionReason.OUT_OF_BOUNDS)),
+        (("503", "503"), 3, (3, DecisionReason.NO_METRICS)),
+        (("503", 1), 3, (3, DecisionReason.NO_METRICS)),
+        (("503", 18), 3, (4, DecisionReason.SCALES_UP)),
     ],
 )
 def test_the_metrics_the_bounds_and_the_behavior_decide(
-    values: tuple[int | str, int | str], asked: int, decided: tuple[int, Reason]
+    values: tuple[int | str, int | str], asked: int, decided: tuple[int, DecisionReason]
 ) -> None:
     assert decide(make_facts(*values, asked=asked)) == decided
 
@@ -131,40 +131,40 @@ def test_limits_that_are_not_known_are_named_as_such(limits: LimitFacts, told: s
 
 def test_a_tolerance_of_its_own_counts_in_its_direction() -> None:
     wide = AUTOSCALING | {"behavior": {"scaleUp": {"tolerance": "0.5"}}}
-    assert decide(make_facts(40, 0, autoscaling=wide)) == (1, Reason.WITHIN_TOLERANCE)
-    assert decide(make_facts(50, 0, autoscaling=wide)) == (2, Reason.SCALES_UP)
+    assert decide(make_facts(40, 0, autoscaling=wide)) == (1, DecisionReason.WITHIN_TOLERANCE)
+    assert decide(make_facts(50, 0, autoscaling=wide)) == (2, DecisionReason.SCALES_UP)
 
 
 def test_steps_that_are_used_up_hold_until_their_period_is_over() -> None:
     limited = {"type": "ScalingLimited", "status": "True", "reason": "ScaleUpLimit", "message": "faster"}
     status = {"conditions": [limited], "desiredReplicas": 1, "lastScaleTime": "2026-11-23T00:59:15Z"}
     facts = make_facts(200, 0, asked=1, hpa={"status": status})
-    assert decide(facts) == (1, Reason.LIMITED)
+    assert decide(facts) == (1, DecisionReason.LIMITED)
     assert "last decided on" not in tell(facts)
     assert "allows 2 pods within 60 s, and the last change was 45 s ago" in tell(facts)
     later = replace(facts, now=datetime(2026, 11, 23, 1, 0, 16, tzinfo=UTC))
-    assert decide(later) == (3, Reason.LIMITED)
+    assert decide(later) == (3, DecisionReason.LIMITED)
     assert "The HorizontalPodAutoscaler last decided on 1" in tell(later)
 
 
 def test_a_direction_that_is_disabled_is_named() -> None:
     never = AUTOSCALING | {"behavior": {"scaleDown": {"selectPolicy": "Disabled", "stabilizationWindowSeconds": 0}}}
     facts = make_facts(0, 0, asked=2, autoscaling=never)
-    assert decide(facts) == (2, Reason.LIMITED)
+    assert decide(facts) == (2, DecisionReason.LIMITED)
     assert "behavior.scaleDown is disabled" in tell(facts)
 
 
 def test_without_engines_it_says_whether_a_request_starts_one() -> None:
     sleeping = {"minReplicas": 0, "maxReplicas": 4}
-    assert decide(make_facts(0, 0, asked=0, autoscaling=sleeping)) == (0, Reason.SCALED_TO_ZERO)
-    assert decide(make_facts(0, 0, asked=0)) == (0, Reason.PAUSED)
+    assert decide(make_facts(0, 0, asked=0, autoscaling=sleeping)) == (0, DecisionReason.SCALED_TO_ZERO)
+    assert decide(make_facts(0, 0, asked=0)) == (0, DecisionReason.PAUSED)
 
 
 def test_a_service_that_may_go_to_zero_is_explained_with_its_own_bounds_and_its_idle_timeout() -> None:
     """Its HorizontalPodAutoscaler has 1, which no user wrote."""
     sleepy = {"minReplicas": 0, "maxReplicas": 3, "idleTimeout": "7m"}
     facts = make_facts(0, 0, asked=1, autoscaling=sleepy)
-    assert decide(facts) == (1, Reason.AT_MINIMUM)
+    assert decide(facts) == (1, DecisionReason.AT_MINIMUM)
     assert build_text(explain(facts)).splitlines()[0].endswith("1 ready; between 0 and 3")
     assert "After 420 s without a request (autoscaling.idleTimeout) the operator scales to zero" in tell(facts)
     assert "minReplicas is 1" not in tell(facts)
@@ -176,16 +176,16 @@ def test_a_service_that_may_go_to_zero_is_explained_with_its_own_bounds_and_its_
 
 def test_whoever_else_sets_the_replicas_is_named() -> None:
     fixed = make_facts("404", "404", service=make_resource(replicas=2), autoscaler=None, asked=2)
-    assert decide(fixed) == (2, Reason.FIXED_REPLICAS)
+    assert decide(fixed) == (2, DecisionReason.FIXED_REPLICAS)
     theirs = replace(fixed, others=("mine",))
-    assert decide(theirs) == (2, Reason.OTHER_AUTOSCALER)
+    assert decide(theirs) == (2, DecisionReason.OTHER_AUTOSCALER)
     assert "HorizontalPodAutoscaler mine, which Conveyor did not create, sets" in tell(theirs)
     assert "mine, which Conveyor did not create, scales the same Deployment" in tell(make_facts(9, 0, others=("mine",)))
 
 
 def test_what_is_not_there_yet_is_said() -> None:
-    assert decide(make_facts("404", "404", autoscaler=None)) == (1, Reason.NO_AUTOSCALER)
-    assert decide(make_facts("404", "404", deployment=None)) == (0, Reason.NO_AUTOSCALER)
+    assert decide(make_facts("404", "404", autoscaler=None)) == (1, DecisionReason.NO_AUTOSCALER)
+    assert decide(make_facts("404", "404", deployment=None)) == (0, DecisionReason.NO_AUTOSCALER)
 
 
 def test_pods_that_are_not_ready_count_and_the_conditions_say_why() -> None:

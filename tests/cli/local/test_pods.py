@@ -14,7 +14,7 @@ from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, check_gpus, find_machine
 from conveyor_local.places import Places, open_places
 from conveyor_local.pods import Folders, Missing
-from conveyor_local.processes import Program
+from conveyor_local.processes import ChildProgram
 from conveyor_local.recipes import Kitchen, Surroundings, build_all
 
 GIB = 1 << 30
@@ -36,7 +36,7 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 def plan(
     body: dict[str, Any], places: Places, objects: Objects | None = None, machine: Machine | None = None
-) -> list[Program]:
+) -> list[ChildProgram]:
     """Return the programs of one pod of the service: the downloads, then the engine."""
     service = InferenceService.parse(body)
     around = Surroundings(places, objects or Objects(), machine or Machine(8, 32 * GIB), {"PATH": "/bin"})
@@ -45,7 +45,7 @@ def plan(
     return [recipe.build(container, FakePod()) for container in (*spec["initContainers"], *spec["containers"])]  # type: ignore[arg-type]
 
 
-def flags_of(program: Program) -> dict[str, str]:
+def flags_of(program: ChildProgram) -> dict[str, str]:
     words = list(program.arguments)
     return {words[at].removeprefix("--"): words[at + 1] for at in range(1, len(words), 2)}
 

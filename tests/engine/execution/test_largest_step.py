@@ -14,7 +14,7 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.largest_step import measure_step
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement
-from conveyor_engine.execution.start import Start
+from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
 
 CUDA = torch.device("cuda")
@@ -59,7 +59,7 @@ def test_the_largest_step_of_a_model_that_embeds_is_run(
     ran: list[int] = []
     config = EngineConfig(model=str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=budget)
     monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))
-    runner.find_step_bytes(Start(config, Placement(CUDA), print, TEXT_ENCODER))
+    runner.find_step_bytes(RunnerStart(config, Placement(CUDA), print, TEXT_ENCODER))
     assert ran == lengths
 
 

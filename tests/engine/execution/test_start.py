@@ -16,7 +16,7 @@ from conveyor_engine.execution import machine, start
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.placement import Placement, open_placement
-from conveyor_engine.execution.start import Start
+from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
@@ -75,7 +75,7 @@ def test_a_gpu_runs_a_step_to_measure_it_and_a_cpu_does_not(
 ) -> None:
     ref, measured = reference("llama"), list[Any]()
     monkeypatch.setattr(start, "measure_step", lambda device, *given: (measured.append((device, *given[:2])), 9)[1])
-    on_gpu, on_cpu = (Start(ref.make_config(), Placement(device), print) for device in (CUDA, CPU))
+    on_gpu, on_cpu = (RunnerStart(ref.make_config(), Placement(device), print) for device in (CUDA, CPU))
     assert on_gpu.find_step_bytes(ref.model, 50, "`a`", pytest.fail, num_logits=4) == 9
     assert measured == [(CUDA, "50 tokens", "`a`")]
     layer = 4 * 2 * max(m.in_features + m.out_features for m in ref.model.model.modules() if hasattr(m, "in_features"))

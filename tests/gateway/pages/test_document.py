@@ -18,7 +18,7 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 from tests.openapi import find_references
 
-from conveyor_api.endpoints import ENDPOINTS, Kind
+from conveyor_api.endpoints import ENDPOINTS, EndpointKind
 from conveyor_engine.serving.http.openapi import build_document as build_engine_document
 from conveyor_gateway.errors import Code
 from conveyor_gateway.pages.document import MAX_BYTES, OUTLINE, build_document, write_document
@@ -144,7 +144,9 @@ def test_what_the_gateway_does_not_know_of_a_document_is_stepped_over() -> None:
     }
     document = json.loads(build_document(json.dumps(page).encode(), "default/qwen", ""))
     told = document["paths"][COMPLETIONS]["post"]
-    of_engines = {endpoint.path for endpoint in ENDPOINTS if endpoint.kind in (Kind.ENGINE, Kind.ENGINE_PAGE)}
+    of_engines = {
+        endpoint.path for endpoint in ENDPOINTS if endpoint.kind in (EndpointKind.ENGINE, EndpointKind.ENGINE_PAGE)
+    }
     others = of_engines - {COMPLETIONS}
     assert document["paths"].keys() == json.loads(build_document(OUTLINE, "q", ""))["paths"].keys() - others
     assert told["responses"].keys() <= {str(number) for number in range(200, 600)}

@@ -11,7 +11,7 @@ from tests.gateway.builders import make_directory, make_known_service
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, get
 
-from conveyor_api.endpoints import Kind
+from conveyor_api.endpoints import EndpointKind
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.pages.models import (
@@ -136,7 +136,7 @@ def test_adapters_are_listed_as_models_with_their_parent() -> None:
     assert [(model["id"], model["parent"]) for model in own] == [("qwen", None), ("qwen:sql", "qwen")]
 
     def find(model: str, service: str | None = None, lists_all: bool = False) -> Model:
-        return find_model_page(Route(Kind.GET_MODEL, service, model=model), directory, lists_all)
+        return find_model_page(Route(EndpointKind.GET_MODEL, service, model=model), directory, lists_all)
 
     assert [find(model["id"]) for model in listed] == listed
     assert [find(model["id"], "b/two") for model in own] == own

@@ -11,7 +11,7 @@ from tests.operator.stage import Stage, wait_until
 
 from conveyor_api.status import EffectiveStatus, InferenceServiceStatus, LastStart
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
-from conveyor_operator.inferenceservice.starts import PodStarts, Start
+from conveyor_operator.inferenceservice.starts import PodStart, PodStarts
 
 Json = dict[str, Any]
 CREATED = "2026-11-22T08:00:00Z"
@@ -62,10 +62,12 @@ def test_a_start_is_reported_part_by_part() -> None:
     fetch = ContainerState("fetch", initial=True, ended=True, started_at=at(12), ended_at=at(40))
     whole = replace(pod("a", 100), scheduled_at=at(2), containers=(fetch,))
     starts = PodStarts()
-    told = Start("a", "uid-a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
+    told = PodStart("a", "uid-a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
     assert starts.see([whole]) == [told]
     assert starts.last == told
-    assert starts.see([whole, pod("b", 7)]) == [Start("b", "uid-b", {"total": 7})], "what it does not say is left out"
+    assert starts.see([whole, pod("b", 7)]) == [PodStart("b", "uid-b", {"total": 7})], (
+        "what it does not say is left out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,13 @@ def test_a_start_is_reported_part_by_part() -> None:
 def test_the_warm_up_is_separated_and_the_other_parts_stay_as_kubernetes_measured_them(
     told_seconds: float, load: int, warm_up: int
 ) -> None:
-    start = Start("a", "uid-a", {"total": 100, "model": 28, "load": 60})
+    start = PodStart("a", "uid-a", {"total": 100, "model": 28, "load": 60})
     parts = {"total": 100, "model": 28, "load": load, "warm_up": warm_up}
     assert start.with_warm_up(told_seconds).seconds == parts
 
 
 def test_a_warm_up_without_a_report_or_without_a_known_load_changes_nothing() -> None:
-    start, short = Start("a", "uid-a", {"total": 100, "load": 60}), Start("a", "uid-a", {"total": 100})
+    start, short = PodStart("a", "uid-a", {"total": 100, "load": 60}), PodStart("a", "uid-a", {"total": 100})
     assert start.with_warm_up(None) == start
     assert short.with_warm_up(5) == short
 
@@ -101,7 +103,7 @@ def test_a_warm_up_that_comes_after_the_next_start_is_no_part_of_that() -> None:
 @pytest.mark.parametrize(
     ("last_start", "found"),
     [
-        (LastStart(pod_name="a", total="20s", load="15s"), Start("a", "uid-a", {"total": 20, "load": 15})),
+        (LastStart(pod_name="a", total="20s", load="15s"), PodStart("a", "uid-a", {"total": 20, "load": 15})),
         (LastStart(pod_name="a", total="20s", load="9s", warm_up="6s"), None),
         (LastStart(pod_name="b", total="20s", load="15s"), None),
         (LastStart(pod_name="gone", total="20s", load="15s"), None),
@@ -109,7 +111,9 @@ def test_a_warm_up_that_comes_after_the_next_start_is_no_part_of_that() -> None:
     ],
     ids=["untold", "told", "not ready", "gone", "none"],
 )
-def test_who_restarts_finds_the_start_that_lacks_its_warm_up(last_start: LastStart | None, found: Start | None) -> None:
+def test_who_restarts_finds_the_start_that_lacks_its_warm_up(
+    last_start: LastStart | None, found: PodStart | None
+) -> None:
     told = InferenceServiceStatus(last_start=last_start)
     assert PodStarts(told, [pod("a", 900), pod("b", None)]).last == found
 

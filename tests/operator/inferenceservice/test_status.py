@@ -10,7 +10,7 @@ from conveyor_api.status import EffectiveStatus, InferenceServiceStatus
 from conveyor_api.text import MAX_MESSAGE_BYTES
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Situation
-from conveyor_operator.inferenceservice.starts import Start
+from conveyor_operator.inferenceservice.starts import PodStart
 from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status
 from conveyor_operator.loop.report import is_same
 
@@ -119,7 +119,7 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
 
 
 def test_the_last_start_is_reported_and_stays_until_the_next_one() -> None:
-    start = Start("qwen-engine-1", "uid-1", {"total": 20, "model": 4, "load": 15})
+    start = PodStart("qwen-engine-1", "uid-1", {"total": 20, "model": 4, "load": 15})
     service = make_resource()
     situation, now = Situation(service.spec, make_observed()), LATE
     told = build_status(service, situation, replace(WRITTEN, last_start=start), {}, now)

@@ -6,13 +6,13 @@ Kopf keeps the order only for one uid.
 import asyncio
 from typing import Any
 
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import Key, ObjectKind
 from conveyor_operator.loop.handlers import build_resource_handler
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.workers import Outcome, Workers
 from conveyor_operator.metrics import Metrics
 
-WIDGET = Kind("tests.conveyor.dev", "v1", "Widget", "widgets")
+WIDGET = ObjectKind("tests.conveyor.dev", "v1", "Widget", "widgets")
 
 
 def make_event(type: str, uid: str) -> dict[str, Any]:

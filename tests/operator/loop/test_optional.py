@@ -8,7 +8,7 @@ import pytest
 from tests.operator.builders import make_services
 
 from conveyor_operator.errors import Unavailable
-from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
+from conveyor_operator.kinds import SCALED_OBJECT, Key, ObjectKind
 from conveyor_operator.loop import optional
 from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.store import Store
@@ -26,7 +26,7 @@ class Discovery:
         self._answers: Iterator[bool | None] = iter(answers)
         self._last: bool | None = None
 
-    async def is_served(self, kind: Kind) -> bool:
+    async def is_served(self, kind: ObjectKind) -> bool:
         self.asked += 1
         self._last = next(self._answers, self._last)
         if self._last is None:

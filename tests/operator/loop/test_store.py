@@ -1,14 +1,14 @@
 """Tests the store of observed objects, by the resource to which they belong."""
 
-from conveyor_operator.kinds import DEPLOYMENT, POD, Key, Kind
+from conveyor_operator.kinds import DEPLOYMENT, POD, Key, ObjectKind
 from conveyor_operator.loop.store import Store
 
-WIDGET = Kind("tests.conveyor.dev", "v1", "Widget", "widgets")
-GADGET = Kind("tests.conveyor.dev", "v1", "Gadget", "gadgets")
+WIDGET = ObjectKind("tests.conveyor.dev", "v1", "Widget", "widgets")
+GADGET = ObjectKind("tests.conveyor.dev", "v1", "Gadget", "gadgets")
 KEY, OTHER = Key(WIDGET, "default", "qwen"), Key(WIDGET, "default", "other")
 
 
-def make_store(kind: Kind, *values: str) -> Store:
+def make_store(kind: ObjectKind, *values: str) -> Store:
     store = Store()
     for number, value in enumerate(values):
         store.put(kind, f"uid-{number}", KEY, value)

@@ -18,7 +18,7 @@ from tests.operator.stage import Stage, make_service, wait_until
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
-from conveyor_operator.kinds import AUTOSCALER, ENDPOINT_SLICE, POD, Kind
+from conveyor_operator.kinds import AUTOSCALER, ENDPOINT_SLICE, POD, ObjectKind
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
@@ -35,7 +35,7 @@ BODIES = {
 
 
 @contextmanager
-def watches_expired(stage: Stage, *kinds: Kind) -> Iterator[None]:
+def watches_expired(stage: Stage, *kinds: ObjectKind) -> Iterator[None]:
     """Let no watch report changes of these kinds in the body. No watch can be resumed, so Kopf lists again."""
     stage.proxy.sever()
     yield

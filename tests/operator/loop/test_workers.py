@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from conveyor_operator.errors import Refused, Unavailable
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import Key, ObjectKind
 from conveyor_operator.loop import workers as module
 from conveyor_operator.loop.workers import Outcome, Workers, backoff_seconds
 from conveyor_operator.metrics import Metrics
 
-KEY = Key(Kind("tests.conveyor.dev", "v1", "Widget", "widgets"), "default", "qwen")
+KEY = Key(ObjectKind("tests.conveyor.dev", "v1", "Widget", "widgets"), "default", "qwen")
 
 
 @pytest.fixture(autouse=True)

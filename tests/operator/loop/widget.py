@@ -10,7 +10,7 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.errors import InvalidResource, Problem
-from conveyor_operator.kinds import CONFIG_MAP, Key, Kind
+from conveyor_operator.kinds import CONFIG_MAP, Key, ObjectKind
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.differences import find_applies, find_obstacles
 from conveyor_operator.loop.events import Event
@@ -19,7 +19,7 @@ from conveyor_operator.loop.steps import Memory, RequeueAt, Step
 from conveyor_operator.loop.store import Store
 
 GROUP = "tests.conveyor.dev"
-WIDGET = Kind(GROUP, "v1", "Widget", "widgets")
+WIDGET = ObjectKind(GROUP, "v1", "Widget", "widgets")
 LABEL = f"{GROUP}/widget"
 
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -84,11 +84,11 @@ class WidgetCase:
 class Widgets:
     kind = WIDGET
     label = LABEL
-    children: Sequence[Kind] = (CONFIG_MAP,)
-    optional: Sequence[Kind] = ()
-    grandchildren: Sequence[Kind] = ()
+    children: Sequence[ObjectKind] = (CONFIG_MAP,)
+    optional: Sequence[ObjectKind] = ()
+    grandchildren: Sequence[ObjectKind] = ()
 
-    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Child | None:
+    def project(self, kind: ObjectKind, key: Key, body: Mapping[str, Any]) -> Child | None:
         if kind == WIDGET:
             return None
         return observe_child(body, (names.MANAGED_BY_LABEL, LABEL))

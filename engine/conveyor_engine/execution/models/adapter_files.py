@@ -41,7 +41,7 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AdapterShape:
     """The sizes of an adapter's matrices for one linear layer."""
 
     rank: int
@@ -170,7 +170,7 @@ def _open_weights(directory: Path) -> Any:
         raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
 
 
-def _read_shapes(file: Any, path: Path) -> dict[str, Shape]:
+def _read_shapes(file: Any, path: Path) -> dict[str, AdapterShape]:
     """Read the sizes of all layers' matrices from the file's header. Raises ModelError."""
     sides: dict[str, dict[str, list[int]]] = {}
     for key in file.keys():  # noqa: SIM118  # it is no mapping
@@ -186,7 +186,7 @@ def _read_shapes(file: Any, path: Path) -> dict[str, Shape]:
     return {layer: _find_shape(layer, found) for layer, found in sides.items()}
 
 
-def _find_shape(layer: str, sides: Mapping[str, Sequence[int]]) -> Shape:
+def _find_shape(layer: str, sides: Mapping[str, Sequence[int]]) -> AdapterShape:
     down, up = sides.get("A"), sides.get("B")
     if down is None or up is None:
         raise ModelError(f"{layer} has only one of its matrices lora_A and lora_B")
@@ -195,4 +195,4 @@ def _find_shape(layer: str, sides: Mapping[str, Sequence[int]]) -> Shape:
             f"the matrices of {layer} have the shapes {tuple(down)} and {tuple(up)}, not (rank, in) and (out, rank) "
             f"with a rank from 1 to {RANK_MAX}"
         )
-    return Shape(down[0], down[1], up[0])
+    return AdapterShape(down[0], down[1], up[0])

@@ -18,7 +18,7 @@ from conveyor_engine.execution.models.head import split_head
 from conveyor_engine.execution.models.kinds import CROSS_ENCODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, ModelKind
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
-from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.model_files import read_architectures
 from conveyor_engine.wire.classification import ClassifierFacts
@@ -31,7 +31,7 @@ class ClassifyRunner(PackedRunner):
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress, kind: ModelKind) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
-        start = Start(config, placement, progress, kind)
+        start = RunnerStart(config, placement, progress, kind)
         described = _describe(kind, Path(config.model), start.model_config)
         self._reads_types, self._per_token = described.num_token_types > 1, described.classifies_tokens
         encoder, self._head, self._place = split_head(start.load(), per_token=self._per_token)

@@ -23,7 +23,7 @@ from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.runners.base import Runner
-from conveyor_engine.execution.start import Start
+from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.execution.transfer import HostCopy, to_device
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
@@ -33,7 +33,7 @@ _ATTENTION = "packed"
 class PackedRunner(Runner, ABC):
     """One encoder on one device, ready to run after construction."""
 
-    def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
+    def __init__(self, start: RunnerStart, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
         """Check the loaded encoder and replace its layers. Raises ConfigError or ModelError.
 
         longest: the limit on a prompt's tokens in the model's files; None: the files have no limit.
@@ -62,7 +62,7 @@ class PackedRunner(Runner, ABC):
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         """Yield the payload of each prompt, computed on the host; empty if the result is not finite."""
 
-    def find_step_bytes(self, start: Start) -> int:
+    def find_step_bytes(self, start: RunnerStart) -> int:
         """Return the memory of the largest step. Raises ModelError if it does not fit."""
         facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
         longest = facts.max_model_len  # a prompt of this length may be a step of its own

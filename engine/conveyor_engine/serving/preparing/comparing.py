@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest, TeiRerankRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, parse_body
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.worker import Job
@@ -108,10 +108,10 @@ _READERS: Final[Mapping[str, Callable[[ServedModel, Job], Comparison]]] = {
 
 def build_kinds(
     prepare: Callable[[ServedModel, Job, Comparison], PreparedComparison], prepared: type[PreparedComparison]
-) -> dict[str, Kind]:
+) -> dict[str, BodyKind]:
     """Return the kinds of bodies for a task whose `prepare` turns a comparison into engine requests."""
 
-    def build(read: Callable[[ServedModel, Job], Comparison]) -> Kind:
-        return Kind(lambda model, job: prepare(model, job, read(model, job)), prepared)
+    def build(read: Callable[[ServedModel, Job], Comparison]) -> BodyKind:
+        return BodyKind(lambda model, job: prepare(model, job, read(model, job)), prepared)
 
     return {name: build(read) for name, read in _READERS.items()}

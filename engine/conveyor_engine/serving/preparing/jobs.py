@@ -1,6 +1,6 @@
 """What all kinds of bodies have in common when a worker process turns them into engine requests.
 
-The `preparing` module of a task has a `Kind` for each kind of body that its paths accept. Used in two processes: by the
+The `preparing` module of a task has a `BodyKind` for each kind of body of its paths. Used in two processes: by the
 pool and the routes in the API process, and by `process` in the workers.
 """
 
@@ -92,7 +92,7 @@ def always(_: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BodyKind:
     """A kind of body: how it is prepared, and which resources the preparation may use."""
 
     prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
@@ -106,13 +106,13 @@ class Kind:
     advice: str = "shorten it, or mend the template"
 
 
-def find_kinds(task: str) -> Mapping[str, Kind]:
+def find_kinds(task: str) -> Mapping[str, BodyKind]:
     """Return the kinds of a task's bodies, from its `preparing` module."""
-    kinds: Mapping[str, Kind] = registry.load(task, "preparing")
+    kinds: Mapping[str, BodyKind] = registry.load(task, "preparing")
     return kinds
 
 
-def find_kind(job: Job) -> Kind:
+def find_kind(job: Job) -> BodyKind:
     """Return the kind of the job's body."""
     return find_kinds(job.facts.task)[job.kind]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from conveyor_engine.images.decoding import decode_image, read_base64
-from conveyor_engine.serving.preparing.jobs import Kind, Lane, Prepared, ServedModel, always, name_input
+from conveyor_engine.serving.preparing.jobs import BodyKind, Lane, Prepared, ServedModel, always, name_input
 from conveyor_engine.wire.worker import Job
 
 if TYPE_CHECKING:  # the API process imports this module but not numpy
@@ -22,9 +22,9 @@ _CPU_SECONDS: Final = 2.0  # per job, in addition to the limit for its bytes; an
 
 def build_kind(
     prepare: Callable[[ServedModel, Job], Prepared], prepared: Any, has_images: Callable[[bytes], bool] = always
-) -> Kind:
+) -> BodyKind:
     """Return a kind of body that may contain images. has_images: whether a body does."""
-    return Kind(
+    return BodyKind(
         prepare,
         prepared,
         lane=Lane.FILES,

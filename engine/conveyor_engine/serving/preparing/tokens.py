@@ -17,7 +17,7 @@ from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
 from conveyor_engine.serving.preparing.fields import Place
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.serving.preparing.tool_use import Choice, ToolUse, offer
 from conveyor_engine.serving.preparing.tools import Tools
@@ -200,8 +200,8 @@ def prepare_detokenize(model: ServedModel, job: Job) -> PreparedTokens:
     return PreparedTokens("detokenize", fields.ignored, text=model.tokenizer.decode(fields.tokens))
 
 
-TOKEN_KINDS: Final[Mapping[str, Kind]] = {
-    "tokenize": Kind(prepare_tokenize, PreparedTokens, runs_template=True),
-    "detokenize": Kind(prepare_detokenize, PreparedTokens),
-    "decode": Kind(prepare_decode, PreparedTokens),
+TOKEN_KINDS: Final[Mapping[str, BodyKind]] = {
+    "tokenize": BodyKind(prepare_tokenize, PreparedTokens, runs_template=True),
+    "detokenize": BodyKind(prepare_detokenize, PreparedTokens),
+    "decode": BodyKind(prepare_decode, PreparedTokens),
 }

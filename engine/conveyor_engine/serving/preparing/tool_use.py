@@ -23,7 +23,7 @@ from conveyor_engine.serving.preparing.tools import (
 from conveyor_engine.text.grammar import build_grammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
-from conveyor_engine.text.parsing.formats import FORMATS, Shape, build_call_or_form, find_forced
+from conveyor_engine.text.parsing.formats import FORMATS, CallSyntax, build_call_or_form, find_forced
 from conveyor_engine.text.tags import FindToken
 
 SCHEMA_CHARACTERS_MAX = 64 * 1024
@@ -169,7 +169,7 @@ class ToolUse(NamedTuple):
         names = [each.name for each in self.callable_tools]
         return build_call_or_form(dialect.tool_format, names, grammar, find_token)
 
-    def _build(self, shape: Shape, offered: Sequence[Offered], find_token: FindToken, param: str) -> str:
+    def _build(self, shape: CallSyntax, offered: Sequence[Offered], find_token: FindToken, param: str) -> str:
         named = [(each.name, each.tool.function.schema_of_arguments) for each in offered]
         build = partial(shape.build_grammar, named, find_token, only_one=self.only_one_call)
         return build_grammar("lark", build, param)

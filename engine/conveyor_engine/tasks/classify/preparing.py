@@ -6,7 +6,7 @@ from typing import Final
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.preparing.inputs import read_inputs
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.prompts import (
     PreparedPrompts,
@@ -118,9 +118,9 @@ def _check_inputs(number: int, job: Job, param: str) -> ClassifierFacts:
     return facts
 
 
-TASK: Final[Mapping[str, Kind]] = {
+TASK: Final[Mapping[str, BodyKind]] = {
     **TOKEN_KINDS,
-    "classify": Kind(prepare_classification, PreparedTexts),
-    "classify_tokens": Kind(prepare_words, PreparedWords),
-    "predict": Kind(prepare_predict, PreparedTexts),
+    "classify": BodyKind(prepare_classification, PreparedTexts),
+    "classify_tokens": BodyKind(prepare_words, PreparedWords),
+    "predict": BodyKind(prepare_predict, PreparedTexts),
 }

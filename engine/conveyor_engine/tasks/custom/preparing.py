@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel
 from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
 from conveyor_engine.serving.preparing.prompts import Prompt
 from conveyor_engine.tasks.custom.facts import read_facts
@@ -25,4 +25,4 @@ def prepare_tensors(model: ServedModel, job: Job) -> PreparedInference:
     return prepare_inference(model, job, read_facts(job.facts).signature, make_prompt)
 
 
-TASK: Final[Mapping[str, Kind]] = {"tensors": Kind(prepare_tensors, PreparedInference)}
+TASK: Final[Mapping[str, BodyKind]] = {"tensors": BodyKind(prepare_tensors, PreparedInference)}

@@ -4,7 +4,7 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from conveyor_engine.wire.images import Shape
+from conveyor_engine.wire.images import PictureShape
 from conveyor_engine.wire.request import ModelFacts
 
 PoolingMode = Literal["cls", "mean", "last"]
@@ -33,7 +33,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class PictureFacts(msgspec.Struct, frozen=True, array_like=True):
     """The images that a model embeds in addition to texts."""
 
-    shape: Shape  # of each processed image
+    shape: PictureShape  # of each processed image
     num_tokens: int  # tokens that the encoder computes for one image: the image's cost in a step's budget
 
 

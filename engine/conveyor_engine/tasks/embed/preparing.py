@@ -9,7 +9,7 @@ import msgspec
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.comparing import Comparison, PreparedComparison, build_kinds
 from conveyor_engine.serving.preparing.inputs import read_inputs
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, check_num_inputs, name_input, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
 from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
@@ -167,10 +167,10 @@ def _check_dimensions(dimensions: int | None, embedding: EmbeddingFacts) -> None
     raise InvalidRequest(f"dimensions is {dimensions}, which this model does not have: {allowed}", param="dimensions")
 
 
-TASK: Final[Mapping[str, Kind]] = {
+TASK: Final[Mapping[str, BodyKind]] = {
     **TOKEN_KINDS,
-    "embedding": Kind(prepare_embeddings, PreparedEmbeddings),
+    "embedding": BodyKind(prepare_embeddings, PreparedEmbeddings),
     "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings, has_images),
-    "embed": Kind(prepare_embed, PreparedEmbeddings),
+    "embed": BodyKind(prepare_embed, PreparedEmbeddings),
     **build_kinds(prepare_cosines, PreparedCosines),
 }

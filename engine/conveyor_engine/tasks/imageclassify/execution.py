@@ -20,11 +20,11 @@ from conveyor_engine.execution.models.classifier_files import describe_classifie
 from conveyor_engine.execution.models.kinds import IMAGE_CLASSIFIER
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.base import Runner
-from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import HostCopy, stack_pictures
 from conveyor_engine.images.processor import SIDE_MAX, load_processor
 from conveyor_engine.loop.executor import Executor
-from conveyor_engine.wire.images import ImageFacts, Shape, read_pixels
+from conveyor_engine.wire.images import ImageFacts, PictureShape, read_pixels
 from conveyor_engine.wire.step import StepPlan, StepResult
 
 _PIXELS_MAX: Final = SIDE_MAX**2  # of a processed image
@@ -35,7 +35,7 @@ class ImageClassifyRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
-        start = Start(config, placement, progress, IMAGE_CLASSIFIER)
+        start = RunnerStart(config, placement, progress, IMAGE_CLASSIFIER)
         self.device, self._dtype = start.device, start.dtype
         directory = Path(config.model)
         shape = load_processor(directory).find_shape()
@@ -59,14 +59,14 @@ class ImageClassifyRunner(Runner):
         if self.device.type == "cuda":
             self._measure(shape, progress)
 
-    def _try(self, shape: Shape) -> None:
+    def _try(self, shape: PictureShape) -> None:
         """Run the model once. Raises ModelError if it does not accept the output of its image processor."""
         pixels = torch.zeros((1, *shape), dtype=self._dtype, device=self.device)
         made = f"{shape.channels} x {shape.height} x {shape.width}"
         problem = f"the model does not take the {made} that its image processor makes"
         checks.run_once(problem, lambda: self._forward(pixels))
 
-    def _measure(self, shape: Shape, progress: Progress) -> None:
+    def _measure(self, shape: PictureShape, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if it does not fit into memory beside the weights."""
         number = max(1, min(self.facts.max_num_seqs, self.facts.max_num_batched_tokens // shape.num_pixels))
         pixels = torch.zeros((number, *shape), dtype=self._dtype, device=self.device)
@@ -81,7 +81,7 @@ class ImageClassifyRunner(Runner):
         second call waits for the results.
         """
         brought = {row.row: row.payload for row in plan.admitted}
-        groups: dict[Shape, list[tuple[int, memoryview]]] = {}
+        groups: dict[PictureShape, list[tuple[int, memoryview]]] = {}
         for index, row in enumerate(plan.rows):
             shape, pixels = read_pixels(brought[row])
             groups.setdefault(shape, []).append((index, pixels))
@@ -98,7 +98,7 @@ class ImageClassifyRunner(Runner):
 
         return lambda _: read
 
-    def _compute(self, shape: Shape, pictures: Sequence[memoryview]) -> torch.Tensor:
+    def _compute(self, shape: PictureShape, pictures: Sequence[memoryview]) -> torch.Tensor:
         return self._forward(stack_pictures(pictures, shape, self.device, self._dtype))
 
     def _forward(self, pixels: torch.Tensor) -> torch.Tensor:

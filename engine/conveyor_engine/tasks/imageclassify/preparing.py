@@ -6,14 +6,14 @@ from typing import Final, cast
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.images.decoding import read_base64
 from conveyor_engine.serving.preparing.forms import is_form, parse_form
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, name_input, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, name_input, parse_body
 from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
 from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size
 from conveyor_engine.tasks.imageclassify.bodies import TOP_K, ImageClassificationRequest, ImageOptions
 from conveyor_engine.tasks.imageclassify.tensors import IMAGE, PIXELS, read_signature
 from conveyor_engine.wire.classification import Activation
-from conveyor_engine.wire.images import ImageFacts, Shape, encode_pixels
+from conveyor_engine.wire.images import ImageFacts, PictureShape, encode_pixels
 from conveyor_engine.wire.tensors import Tensor, decode_elements
 from conveyor_engine.wire.worker import Job
 
@@ -60,7 +60,7 @@ def prepare_image_tensors(model: ServedModel, job: Job) -> PreparedInference:
 
 def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt:
     pixels = process_picture(model, data, param)
-    shape = Shape(*pixels.shape)
+    shape = PictureShape(*pixels.shape)
     if shape.num_pixels > job.facts.max_model_len:
         message = (
             f"{param} becomes {shape.width} x {shape.height} pixels, and at most {job.facts.max_model_len} are allowed"
@@ -69,7 +69,7 @@ def _read_image(model: ServedModel, job: Job, data: bytes, param: str) -> Prompt
     return Prompt([], encode_pixels(shape, pixels.tobytes()), shape.num_pixels)
 
 
-TASK: Final[Mapping[str, Kind]] = {
+TASK: Final[Mapping[str, BodyKind]] = {
     "images": build_kind(prepare_images, PreparedImages),
     "image_tensors": build_kind(prepare_image_tensors, PreparedInference),
 }

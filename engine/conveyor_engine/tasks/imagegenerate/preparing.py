@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, parse_body
 from conveyor_engine.serving.preparing.prompts import RESULT_BYTES_MAX, PreparedPrompts, Prompt
 from conveyor_engine.tasks.imagegenerate.bodies import GUIDANCE, SEED_END, STEPS, ImageGenerationRequest
 from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, read_facts
@@ -98,6 +98,8 @@ def _find_previews(number: int, num_forwards: int) -> tuple[int, ...]:
     return tuple(sorted(step for step in steps if 0 < step < num_forwards))
 
 
-TASK: Final[Mapping[str, Kind]] = {
-    "pictures": Kind(prepare_pictures, PreparedPictures, reading="validated and tokenized", advice="shorten the prompt")
+TASK: Final[Mapping[str, BodyKind]] = {
+    "pictures": BodyKind(
+        prepare_pictures, PreparedPictures, reading="validated and tokenized", advice="shorten the prompt"
+    )
 }

@@ -5,7 +5,7 @@ from typing import Final
 
 from conveyor_engine.serving.preparing.comparing import Comparison, PreparedComparison, build_kinds
 from conveyor_engine.serving.preparing.comparing_schemas import TeiRerankRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
@@ -44,4 +44,4 @@ def _choose_activation(job: Job, comparison: Comparison) -> Activation:
     return "none" if fields.use_activation is False else ClassifierFacts.read(job.facts).activation
 
 
-TASK: Final[Mapping[str, Kind]] = {**TOKEN_KINDS, **build_kinds(prepare_pairs, PreparedPairs)}
+TASK: Final[Mapping[str, BodyKind]] = {**TOKEN_KINDS, **build_kinds(prepare_pairs, PreparedPairs)}

@@ -19,7 +19,7 @@ from conveyor_engine.text.tags import FindToken, quote
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CallSyntax:
     """The text around the tool names and arguments of calls, for a grammar."""
 
     begin: str  # before the first call
@@ -65,7 +65,7 @@ class Format:
     """One format."""
 
     reads: Marked | Leading | None  # None: `build_program` has a separate program
-    shape: Shape | None = None  # None: required calls use the format LIST
+    shape: CallSyntax | None = None  # None: required calls use the format LIST
     needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
     templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
@@ -117,7 +117,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     ),
     "hermes": Format(
         Marked("<tool_call>", ("</tool_call>",)),
-        Shape("<tool_call>\n", "\n<tool_call>\n", "", *_BESIDE_ARGUMENTS[:2], "}\n</tool_call>"),
+        CallSyntax("<tool_call>\n", "\n<tool_call>\n", "", *_BESIDE_ARGUMENTS[:2], "}\n</tool_call>"),
         templates=[["<tool_call>"]],
         begins=["<tool_call>"],
     ),
@@ -129,12 +129,12 @@ FORMATS: Final[Mapping[str, Format]] = {
     ),
     "llama3_json": Format(
         Leading("<|python_tag|>", separators=(";", ",")),
-        Shape("", "; ", "", '{"name": ', ', "parameters": ', "}"),
+        CallSyntax("", "; ", "", '{"name": ', ', "parameters": ', "}"),
         has_special_tokens=True,
         templates=[["<|python_tag|>"], ['"parameters": dictionary']],
         begins=["<|python_tag|>"],
     ),
-    LIST: Format(Leading(opening="["), Shape("[", ", ", "]", *_BESIDE_ARGUMENTS)),
+    LIST: Format(Leading(opening="["), CallSyntax("[", ", ", "]", *_BESIDE_ARGUMENTS)),
 }
 _OTHERS: Final = {"<|channel|>": "harmony, whose channels this engine does not read"}
 
@@ -154,7 +154,7 @@ def find_foreign_format(template: str) -> str | None:
     return next((name for mark, name in _OTHERS.items() if mark in template), None)
 
 
-def find_forced(name: str | None) -> tuple[str, Shape]:
+def find_forced(name: str | None) -> tuple[str, CallSyntax]:
     """Return the format, and its shape, that a grammar forces if a call is required.
 
     This is the model's own format `name` if the format has a shape, otherwise LIST.

@@ -10,7 +10,7 @@ PRE_STOP_SECONDS = 5  # time for gateways to see that the pod is leaving, before
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class EngineProgram:
     """A program with its probes. `pre_stop`: a lifecycle handler. `variables`: defaults that the user can override."""
 
     command: tuple[str, ...]
@@ -20,7 +20,7 @@ class Program:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-ENGINE = Program(
+ENGINE = EngineProgram(
     ("python", "-m", "conveyor_engine", "serve", "--config", names.ENGINE_CONFIG_PATH),
     names.READINESS_PATH,
     names.LIVENESS_PATH,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.program import PRE_STOP_SECONDS, Program
+from conveyor_operator.inferenceservice.manifests.program import PRE_STOP_SECONDS, EngineProgram
 from conveyor_operator.loop.owner import Owner
 
 # vLLM returns 503 once its engine process has died. It listens only once it is ready.
@@ -64,14 +64,14 @@ def build_vllm_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool) 
     }
 
 
-def build_vllm(spec: InferenceServiceSpec) -> Program:
+def build_vllm(spec: InferenceServiceSpec) -> EngineProgram:
     """Return the program of vLLM's pods.
 
     Before vLLM stops, the pod waits while gateways may still send requests, and then until no request is left.
     """
     script = _UNTIL_IDLE.format(port=names.ENGINE_PORT)
     seconds = [str(PRE_STOP_SECONDS), str(spec.drain.timeout_seconds)]
-    return Program(
+    return EngineProgram(
         ("vllm", "serve", "--config", names.ENGINE_CONFIG_PATH, *spec.engine.args),
         _HEALTH_PATH,
         _HEALTH_PATH,

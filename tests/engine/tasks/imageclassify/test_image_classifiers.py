@@ -20,7 +20,7 @@ from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.images.processor import load_processor
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.imageclassify.execution import ImageClassifyRunner
-from conveyor_engine.wire.images import ImageFacts, Shape, encode_pixels
+from conveyor_engine.wire.images import ImageFacts, PictureShape, encode_pixels
 from conveyor_engine.wire.request import EngineRequest
 
 SIZES = ((60, 40), (32, 32), (33, 100), (200, 150), (1, 1), (7, 500), (64, 64))
@@ -54,7 +54,7 @@ class Classifier:
 
 
 def add(core: EngineCore, name: str, pixels: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
-    shape = Shape(*pixels.shape)
+    shape = PictureShape(*pixels.shape)
     payload = encode_pixels(shape, pixels.tobytes())
     core.add_request(EngineRequest(request_id=name, payload=payload, payload_cost=shape.num_pixels))
 

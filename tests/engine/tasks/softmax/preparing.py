@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, parse_body
 from conveyor_engine.serving.preparing.open_inference import PreparedInference, prepare_inference
 from conveyor_engine.serving.preparing.prompts import Prompt
 from conveyor_engine.serving.preparing.schemas import ModelFields
@@ -78,7 +78,7 @@ def read_signature(facts: ModelFacts) -> Signature:
     return Signature((taken,), (given,), {"n": (1, facts.max_model_len)})
 
 
-TASK: Final[Mapping[str, Kind]] = {
-    "softmax": Kind(_prepare, PreparedSoftmax),
-    "tensors": Kind(_prepare_tensors, PreparedInference),
+TASK: Final[Mapping[str, BodyKind]] = {
+    "softmax": BodyKind(_prepare, PreparedSoftmax),
+    "tensors": BodyKind(_prepare_tensors, PreparedInference),
 }

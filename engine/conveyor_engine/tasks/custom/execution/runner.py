@@ -28,7 +28,7 @@ _SENTENCE_CHARACTERS: Final = 300
 _log = logging.getLogger(__name__)
 
 
-class Program(Protocol):
+class CustomProgram(Protocol):
     """A loaded model."""
 
     signature: Signature
@@ -115,7 +115,7 @@ def describe(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")[:_SENTENCE_CHARACTERS]
 
 
-def _load(config: EngineConfig, device: torch.device) -> Program:
+def _load(config: EngineConfig, device: torch.device) -> CustomProgram:
     directory, longest = Path(config.model), config.max_model_len
     try:
         if config.model_class is not None:
@@ -129,7 +129,7 @@ def _load(config: EngineConfig, device: torch.device) -> Program:
         raise ModelError(f"the model in {config.model} cannot be loaded: {describe(error)}") from error
 
 
-def _describe(config: EngineConfig, program: Program, device: torch.device) -> ModelFacts:
+def _describe(config: EngineConfig, program: CustomProgram, device: torch.device) -> ModelFacts:
     signature, packs = program.signature, program.batching.ragged == "pack"
     longest = max((most for _, most in signature.lengths.values()), default=1)
     largest = max(1, count_elements(signature, longest))

@@ -21,7 +21,7 @@ from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import DUAL_ENCODER
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.base import Runner
-from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import HostCopy, stack_pictures, to_device
 from conveyor_engine.images.processor import load_processor
 from conveyor_engine.model_files import SENTENCE_MODULES, read_object
@@ -38,7 +38,7 @@ class DualRunner(Runner):
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         _check_settings(config)
-        start = Start(config, placement, progress, DUAL_ENCODER)
+        start = RunnerStart(config, placement, progress, DUAL_ENCODER)
         self.device, self._dtype = start.device, start.dtype
         directory, of_text = Path(config.model), start.model_config.text_config
         if (directory / SENTENCE_MODULES).is_file():

@@ -16,7 +16,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
-from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.tasks.embed.execution.files import Instructions, read_instructions, read_pooling
 from conveyor_engine.tasks.embed.execution.pooling import finish, pool
 from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingMode, PoolingParams
@@ -29,7 +29,7 @@ class PoolRunner(PackedRunner):
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
-        start = Start(config, placement, progress, TEXT_ENCODER)
+        start = RunnerStart(config, placement, progress, TEXT_ENCODER)
         self._pooling = read_pooling(Path(config.model))
         instructions = read_instructions(Path(config.model))
         super().__init__(start, start.load(), self._pooling.max_seq_length, of_task=b"")

@@ -38,7 +38,7 @@ from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
-from conveyor_engine.execution.start import Load, Progress, Start
+from conveyor_engine.execution.start import Load, Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
@@ -59,9 +59,9 @@ class GenerateRunner(Runner):
     ) -> None:
         """Load the model and allocate the KV caches. Raises ConfigError or ModelError.
 
-        load: as in `Start`. capture: replaces CUDA graphs, so that a CPU can replay steps too.
+        load: as in `RunnerStart`. capture: replaces CUDA graphs, so that a CPU can replay steps too.
         """
-        start = Start(config, placement, progress, load=load)
+        start = RunnerStart(config, placement, progress, load=load)
         self.device = start.device
         max_model_len = choose_max_model_len(config, find_context(start.model_config))
         self.backend = select_backend(
@@ -104,14 +104,16 @@ class GenerateRunner(Runner):
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
         self.facts = msgspec.structs.replace(self.facts, num_lost_graphs=sum(graphs.num_lost for graphs in made))
 
-    def _add_adapters(self, start: Start, found: Sequence[Adapter]) -> Adapters | None:
+    def _add_adapters(self, start: RunnerStart, found: Sequence[Adapter]) -> Adapters | None:
         if not found:
             return None
         adapters = add_adapters(self.model, found, self.device, start.dtype)
         start.progress(f"event=adapters_loaded number={len(found)} ranks={sum(adapter.rank for adapter in found)}")
         return adapters
 
-    def _prepare_states(self, start: Start, layers: list[LayerShape], shapes: Shapes, placement: Placement) -> None:
+    def _prepare_states(
+        self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, placement: Placement
+    ) -> None:
         """Check a model whose layers keep states for rows, and limit the rows. Raises ConfigError or ModelError."""
         name = type(self.model).__name__
         if placement.world_size > 1:
@@ -128,7 +130,7 @@ class GenerateRunner(Runner):
         start.limit_rows(row_bytes(shapes))
 
     def _allocate(
-        self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int, shapes: Shapes
+        self, start: RunnerStart, layers: list[LayerShape], max_model_len: int, num_spare: int, shapes: Shapes
     ) -> int:
         """Allocate the KV caches, with room for the states. Returns the number of blocks without spare ones."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -141,7 +143,7 @@ class GenerateRunner(Runner):
             step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len)
         return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare)
 
-    def _find_step_bytes(self, start: Start, num_tokens: int, max_model_len: int) -> int:
+    def _find_step_bytes(self, start: RunnerStart, num_tokens: int, max_model_len: int) -> int:
         """Return the bytes that a forward of `num_tokens` tokens needs, with logits for every row."""
         positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
         step = (torch.zeros_like(positions), positions, positions.new_zeros(start.max_num_seqs), Probe())

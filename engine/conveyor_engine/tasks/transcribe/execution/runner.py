@@ -24,7 +24,7 @@ from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
-from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import HostCopy, to_device
 from conveyor_engine.tasks.transcribe.execution.alignment import Alignment, Listened, find_positions
 from conveyor_engine.tasks.transcribe.execution.files import describe_speech, read_alignment_heads, read_median_width
@@ -57,7 +57,7 @@ class SpeechRunner(Runner):
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
         """Load the model and allocate the KV caches. Raises ConfigError or ModelError."""
-        start = Start(config, placement, progress, SPEECH)
+        start = RunnerStart(config, placement, progress, SPEECH)
         self.device, self._dtype, self._block_size = start.device, start.dtype, config.block_size
         self._backend = select_backend(
             config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
@@ -89,7 +89,7 @@ class SpeechRunner(Runner):
         self._rules = TranscriptRules(tokens, self._of_task, vocab_size, self._rows.token_ids)
         self._sampler = Sampler(number, vocab_size, self.device, self._rows.token_ids)
 
-    def _try(self, start: Start) -> None:
+    def _try(self, start: RunnerStart) -> None:
         """Run the model once on a silent window. Raises ModelError if its parts do not fit each other."""
         tokens = torch.tensor([[self._of_task.start]], device=start.device)
         checks.run_once(
@@ -97,13 +97,13 @@ class SpeechRunner(Runner):
             lambda: self.model(input_features=self._stack([b""]), decoder_input_ids=tokens),
         )
 
-    def _allocate(self, start: Start, max_model_len: int, vocab_size: int) -> int:
+    def _allocate(self, start: RunnerStart, max_model_len: int, vocab_size: int) -> int:
         """Allocate the KV caches. Returns the number of blocks. Raises ConfigError if the cache is too small."""
         step_bytes = self._find_step_bytes(start, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         return start.allocate_cache(self._backend, self._decoder.shapes, max_model_len, step_bytes)
 
-    def _find_step_bytes(self, start: Start, max_model_len: int) -> int:
+    def _find_step_bytes(self, start: RunnerStart, max_model_len: int) -> int:
         """Return the bytes of the largest step: it begins as many windows as fit, and every row gets a token."""
         budget = start.config.max_num_batched_tokens
         number = start.max_num_seqs if budget is None else max(1, min(start.max_num_seqs, budget // max_model_len))

@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.forms import is_form, parse_form
-from conveyor_engine.serving.preparing.jobs import Kind, Lane, ServedModel
+from conveyor_engine.serving.preparing.jobs import BodyKind, Lane, ServedModel
 from conveyor_engine.tasks.transcribe.bodies import Format, SpeechOptions, TranscriptionOptions
 from conveyor_engine.tasks.transcribe.facts import AudioFacts, SpeechTask
 from conveyor_engine.tasks.transcribe.languages import find_code
@@ -130,8 +130,8 @@ def _read_prompt(model: ServedModel, prompt: str | None, facts: AudioFacts) -> l
     return [facts.previous, *tokens]
 
 
-def _build_kind(prepare: Callable[[ServedModel, Job], PreparedSpeech]) -> Kind:
-    return Kind(
+def _build_kind(prepare: Callable[[ServedModel, Job], PreparedSpeech]) -> BodyKind:
+    return BodyKind(
         prepare,
         PreparedSpeech,
         lane=Lane.FILES,
@@ -142,7 +142,7 @@ def _build_kind(prepare: Callable[[ServedModel, Job], PreparedSpeech]) -> Kind:
     )
 
 
-TASK: Final[Mapping[str, Kind]] = {
+TASK: Final[Mapping[str, BodyKind]] = {
     "transcription": _build_kind(prepare_transcription),
     "translation": _build_kind(prepare_translation),
 }
