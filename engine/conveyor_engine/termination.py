@@ -1,8 +1,8 @@
 """Writes the termination message, which appears in the container's status. Called by `__main__`.
 
 The message is a JSON object in the file that the environment variable TERMINATION_LOG names. After an error it is
-{"reason": FailureReason, "message": sentence}; after a fetch {"contextLength": tokens, "task": name}, from the model's
-files.
+{"reason": FailureReason, "message": sentence}; after a fetch {"contextLength": tokens, "task": name, "quantization":
+names}, from the model's files.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 from conveyor_engine import registry
 from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.model_files import read_object
+from conveyor_engine.quantization import read_declared
 from conveyor_protocol.failure_reasons import FailureReason
 
 # Model families that this engine runs and whose positions begin after the padding token's id. The engine itself detects
@@ -29,10 +30,14 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 
 def write_facts(model: Path) -> None:
-    """Write the context length and the task of a model; each only if the model's files show it."""
-    facts = {"contextLength": find_context_length(model), "task": _find_task(model)}
-    if facts := {name: fact for name, fact in facts.items() if fact is not None}:
-        _write(facts)
+    """Write context length, task and quantization of a model; each only if the model's files show it."""
+    facts = {
+        "contextLength": find_context_length(model),
+        "task": _find_task(model),
+        "quantization": _find_quantization(model),
+    }
+    if known := {name: fact for name, fact in facts.items() if fact is not None}:
+        _write(known)
 
 
 def find_context_length(model: Path) -> int | None:
@@ -53,6 +58,14 @@ def _find_task(model: Path) -> str | None:
         return registry.find_task("auto", model)
     except ModelError:
         return None  # the engine will report the error
+
+
+def _find_quantization(model: Path) -> str | None:
+    try:
+        declared = read_declared(model)
+    except ModelError:
+        return None  # the engine will report the error
+    return declared.name if declared is not None else None
 
 
 def _first_position(config: dict[str, Any]) -> int:

@@ -57,6 +57,8 @@ class ModelStatus(_StatusModel):
     so the pods keep running."""
     task: Annotated[str, Field(max_length=63)] | None = None
     """Task of the model: `spec.task`, or the one detected from its files."""
+    quantization: Annotated[str, Field(max_length=63)] | None = None
+    """Format of quantized weights, as the model's files name it. Conveyor's engine computes with 16 bits."""
 
 
 class MetricStatus(_StatusModel):

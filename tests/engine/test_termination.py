@@ -63,6 +63,10 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}, {"task": "rerank"}),
         ({"architectures": ["BertForSequenceClassification"]}, {"task": "classify"}),
         ({"architectures": ["BertForTokenClassification"]}, {"task": "classify"}),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            {"task": "generate", "quantization": "awq 4 bits"},
+        ),
     ):
         (model / "config.json").write_text(json.dumps(config))
         assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(model)]) == 0

@@ -8,6 +8,7 @@ runners. Knows no plans and no rows.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -23,7 +24,9 @@ from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.placement import Placement
+from conveyor_engine.quantization import read_declared
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_process.log import quote
 
 Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
@@ -59,6 +62,8 @@ class RunnerStart:
         task = "" if self._kind is CAUSAL_LM else f" task={self._kind.task}"
         path = self.config.model
         self.progress(f"event=model_loading path={path} device={self.device} dtype={dtype_name(self.dtype)}{task}")
+        if (declared := read_declared(Path(path))) is not None:
+            self.progress(f"event=weights_restored format={quote(declared.name)} dtype={dtype_name(self.dtype)}")
         if self._placement.world_size == 1:
             return self._load_model(path, self.model_config, self.dtype, self.device)
         return self._load_share(path)

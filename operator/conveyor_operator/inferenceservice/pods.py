@@ -17,6 +17,7 @@ from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_LABEL
 Object = Mapping[str, Any]
 
 _TASK = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+_FORMAT = re.compile(r"[A-Za-z0-9 ._:-]{1,63}", re.ASCII)
 _TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may support further tasks
 _NO_NODE = ("Unschedulable", "SchedulingGated")  # the second has no transition time
 
@@ -99,6 +100,7 @@ class ModelFacts:
 
     context_length: int | None = None
     task: str | None = None
+    quantization: str | None = None
 
 
 def find_facts(pods: Iterable[PodState]) -> ModelFacts:
@@ -119,9 +121,11 @@ def parse_message(message: str) -> dict[str, Any]:
 def _read_facts(message: str) -> ModelFacts:
     fields = parse_message(message)
     length, task = fields.get("contextLength"), fields.get("task")
+    quantization = fields.get("quantization")
     return ModelFacts(
         length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None,
         _TASKS.get(task, task) if isinstance(task, str) and _TASK.fullmatch(task) else None,
+        quantization if isinstance(quantization, str) and _FORMAT.fullmatch(quantization) else None,
     )
 
 

@@ -163,10 +163,11 @@ def _build_model(service: InferenceService, situation: Situation, previous: Obje
     uri, found = service.spec.model.uri, find_facts(situation.pods)
     old = previous.get("model") or {}
     if found == ModelFacts() and old.get("uri") == uri:
-        found = ModelFacts(old.get("contextLength"), old.get("task"))
+        found = ModelFacts(old.get("contextLength"), old.get("task"), old.get("quantization"))
     return ModelStatus(
         name=service.served_model_name,
         uri=uri,
         context_length=found.context_length,
         task=service.spec.task or found.task,
+        quantization=found.quantization,
     )

@@ -187,14 +187,14 @@ def test_a_failure_that_ends_at_once_is_not_reported(stage: Stage) -> None:
     assert not [event for event in events(stage) if event[0] == "Warning"]
 
 
-FOUND = '{"contextLength": 1024, "task": "rerank"}'
+FOUND = '{"contextLength": 1024, "task": "rerank", "quantization": "awq 4 bits"}'
 
 
 def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the_same(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, FOUND)) as node:
         stage.space.make_service(engine={"device": "Auto"})
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-        wait_until("it is told", lambda: told_of_model(stage) == (1024, "Rerank"))
+        wait_until("it is told", lambda: told_of_model(stage) == (1024, "Rerank", "awq 4 bits"))
         wait_until("the mode follows the task", lambda: effective(stage) == ("Dynamic", "10ms"))
         before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
         with pytest.raises(ApiError, match="exceeds the context length of the model"):
@@ -203,9 +203,9 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
         node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
         stage.space.edit("qwen", model={"uri": "pvc://models/other"})
-        wait_until("it is forgotten", lambda: told_of_model(stage) == (None, None))
+        wait_until("it is forgotten", lambda: told_of_model(stage) == (None, None, None))
         stage.space.edit("qwen", task="Embed")
-        wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed"))
+        wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed", None))
 
 
 def test_the_sizes_that_follow_from_the_workload_are_reported_with_their_reasons(stage: Stage) -> None:
@@ -227,9 +227,9 @@ def derived(stage: Stage) -> dict[str, str]:
     return {each["name"]: each["value"] for each in (status.get("effective") or {}).get("derived", [])}
 
 
-def told_of_model(stage: Stage) -> tuple[int | None, str | None]:
+def told_of_model(stage: Stage) -> tuple[int | None, str | None, str | None]:
     model = stage.space.need("InferenceService", "qwen")["status"]["model"]
-    return model.get("contextLength"), model.get("task")
+    return model.get("contextLength"), model.get("task"), model.get("quantization")
 
 
 def effective(stage: Stage) -> tuple[str, str | None]:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.models.quantized import FLOATS
+from conveyor_engine.execution.models.quantized.checkpoint import FLOATS
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 

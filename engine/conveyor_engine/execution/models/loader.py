@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
@@ -19,7 +19,8 @@ from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
-from conveyor_engine.execution.models.quantized import Checkpoint
+from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
+from conveyor_engine.execution.models.quantized.reading import Restoring
 from conveyor_engine.execution.models.towers import drop_towers
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -36,6 +37,9 @@ def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
         raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
     checks.check_config(config, kind)
     _checkpoint(path, config, kind).check_stored()
+    for each in (config, config.get_text_config()):
+        if hasattr(each, "quantization_config"):  # transformers would restore the weights itself, not all of them right
+            del each.quantization_config
     return config
 
 
@@ -44,34 +48,27 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError."""
     _check_safetensors(Path(path))
-    attention = {"attn_implementation": interface.IMPLEMENTATION} if kind.own_attention else {}
     if kind.own_attention:
         interface.register()
     found = kind.of(config) or kind
+    checkpoint = _checkpoint(path, config, kind)
+    restoring = checkpoint.restore()
     transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
-            model, info = found.auto_class.from_pretrained(
-                Path(path),
-                config=config,
-                dtype=dtype,
-                device_map=None,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-                **attention,
-            )
+            model, info = _read_weights(Path(path), config, dtype, found, restoring)
             if kind is CAUSAL_LM:
                 drop_towers(model)
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
+        if restoring is not None and restoring.failure:
+            raise ModelError(f"the checkpoint in {path} is damaged: {restoring.failure}") from error
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
-    _checkpoint(path, config, kind).check_loaded(model, info)
+    checkpoint.check_loaded(model, info, restoring)
     if kind.without_pooler:
         _drop_pooler(model, info)
     if kind.own_attention:
@@ -83,9 +80,27 @@ def load_model(
     return model
 
 
+def _read_weights(
+    directory: Path, config: PretrainedConfig, dtype: torch.dtype, kind: ModelKind, restoring: Restoring | None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model and transformers' report. With `restoring`, the weights are the restored ones."""
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": None, "output_loading_info": True}
+    if kind.own_attention:
+        options["attn_implementation"] = interface.IMPLEMENTATION
+    if restoring is None:
+        options |= {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.auto_class.from_pretrained(directory, **options)
+    else:
+        if (directory / "generation_config.json").is_file():
+            options["generation_config"] = GenerationConfig.from_pretrained(directory, local_files_only=True)
+        model_class = kind.classes[type(config)]
+        loaded = model_class.from_pretrained(None, state_dict=dict(restoring.tensors), **options)
+    return loaded
+
+
 def _checkpoint(path: str, config: PretrainedConfig, kind: ModelKind) -> Checkpoint:
     weights = getattr(config, "transformers_weights", None)  # transformers loads this file in place of its own
-    return Checkpoint(Path(path), weights, vllm_serves=kind is CAUSAL_LM)
+    return Checkpoint(Path(path), weights, vllm_serves=kind is CAUSAL_LM, restores=True)
 
 
 def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_rope_that_depends_on_the_batch_is_refused(tmp_path: Path, rope_type: st
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "vptq"}}, "quantized"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "clip"}, "no causal language model"),
         ({"model_type": "nobody-knows-it"}, "nobody-knows-it"),

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.models.quantized import Checkpoint
+from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.model_files import PIPELINE_INDEX, read_object, read_pipeline_class
 from conveyor_engine.tasks.imagegenerate.facts import SIDE_MULTIPLE, STEPS_MAX, Size
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer

@@ -1,0 +1,1 @@
+"""Quantized checkpoints: reads the formats that are known, and rejects all others, declared or not."""

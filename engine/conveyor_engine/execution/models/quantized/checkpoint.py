@@ -1,0 +1,123 @@
+"""Decides how a checkpoint is loaded: as it is, restored from a known quantized format, or not at all.
+
+transformers converts any stored number to the model's type, and leaves out tensors that the model's class lacks. So a
+weight that means nothing without its scale is loaded without an error, and every answer is wrong. A checkpoint is
+rejected if its format is unknown, if a weight is neither restored nor stored as a floating-point number of 16 bits or
+more, or if a tensor was left out that a module of the model needs. Called by `loader` and the pipelines of pictures.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
+from conveyor_engine.execution.models.quantized.reading import Restoring
+from conveyor_engine.execution.models.quantized.stored import StoredTensor, read_stored
+from conveyor_engine.model_files import MODEL_CARD
+from conveyor_engine.quantization import read_declared
+
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})  # names of number types in safetensors
+_NARROW = re.compile("F[48].*|F6.*")
+# The last part of the names that quantizers give to weights, and to what weights are computed from.
+_QUANTIZED = re.compile(
+    r"q?weight|weight_(?:packed|shape|format)|qzeros|g_idx|SCB|absmax|quant_map|nested_(?:absmax|quant_map)"
+    r"|(?:\w+_)?(?:zero_point|blocks|zeros)|(?:(?:weight|input|output|activation|act|[qkv]|\w+_proj)_)?scales?(?:_inv|_2)?"
+    r"|codebooks|codes|trellis|bitsandbytes__\w+"
+)
+_CARD_CHARACTERS: Final = 16_384  # the front matter is at the beginning
+_REPOSITORY = r"[\w.-]{1,96}/[\w.-]{1,96}"
+_BASE = re.compile(rf"^base_model:[ \t]*(?:\n[ \t]*-[ \t]*)?[\"']?({_REPOSITORY})[\"']?[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory with config.json and weights."""
+
+    directory: Path
+    weights: str | None = None  # the file with the weights, if config.json names one
+    vllm_serves: bool = False  # whether `runtime: VLLM` has the task
+    restores: bool = False  # whether the caller loads `Restoring.tensors` in place of the stored ones
+
+    def check_stored(self) -> None:
+        """Reject a checkpoint by its files or by the headers of its weights. Raises ModelError."""
+        if (declared := read_declared(self.directory)) is not None:
+            problem = declared.problem if self.restores else "the pipeline needs unquantized weights"
+            if problem or declared.method not in LAYOUTS:
+                raise self._refuse(f"{declared.name} in {declared.file}", problem)
+            return
+        for tensor in read_stored(self.directory, self.weights):
+            last = tensor.name.rpartition(".")[2]
+            if _NARROW.fullmatch(tensor.kind) or (tensor.kind not in FLOATS and _QUANTIZED.fullmatch(last)):
+                raise self._refuse(f"{tensor.name} is stored as {tensor.kind}, and no file declares a format")
+
+    def restore(self) -> Restoring | None:
+        """Return the restored weights of a checkpoint that declares quantization; None for another."""
+        declared = read_declared(self.directory)
+        if declared is None:
+            return None
+        return Restoring({each.name: each for each in read_stored(self.directory, self.weights)}, declared)
+
+    def check_loaded(
+        self, model: nn.Module, loading_info: Mapping[str, Any], restoring: Restoring | None = None
+    ) -> None:
+        """Reject a checkpoint if a weight was converted from whole numbers, or if a module's tensor was left out.
+
+        loading_info: from transformers or diffusers. Tensors of modules that this model lacks, such as another head,
+        may be left out. Raises ModelError.
+        """
+        if restoring is not None and restoring.failure:
+            raise ModelError(f"the checkpoint in {self.directory} is damaged: {restoring.failure}")
+        floats = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+        tensors = restoring.tensors.values() if restoring else read_stored(self.directory, self.weights)
+        for tensor in tensors:
+            if not isinstance(tensor, StoredTensor) or tensor.kind in FLOATS:
+                continue
+            if not floats.isdisjoint(_name_alike(tensor.name, model)):
+                raise self._refuse(f"{tensor.name} is stored as {tensor.kind}")
+        modules = {name for name, _ in model.named_modules()}
+        for key in sorted(map(str, loading_info.get("unexpected_keys") or ())):
+            module, _, last = key.rpartition(".")
+            if last not in ("weight", "bias"):
+                if _QUANTIZED.fullmatch(last) or (restoring and not modules.isdisjoint(_name_alike(module, model))):
+                    raise self._refuse(f"the model's class has no {key}")
+            elif module and not modules.isdisjoint(_name_alike(module, model)):
+                raise ModelError(
+                    f"the checkpoint in {self.directory} has {key}, which {type(model).__name__} leaves out, so its "
+                    "answers would be wrong: use weights that fit config.json" + self._or_vllm()
+                )
+
+    def _refuse(self, found: str, problem: str = "") -> ModelError:
+        base = _find_base(self.directory)
+        instead = f"{base}, which its README names as its base" if base else "the original, unquantized model"
+        return ModelError(
+            f"the checkpoint in {self.directory} is quantized ({found}) in a way that this engine does not read"
+            + (f": {problem}" if problem else "")
+            + f"; use {instead}"
+            + self._or_vllm()
+        )
+
+    def _or_vllm(self) -> str:
+        return ", or serve it with `runtime: VLLM`" if self.vllm_serves else ""
+
+
+def _name_alike(name: str, model: nn.Module) -> set[str]:
+    """Return the names that a tensor or module of the checkpoint may have in the model, with another head or none."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    return {name, name.removeprefix(prefix), prefix + name}
+
+
+def _find_base(directory: Path) -> str | None:
+    """Return the repository that the front matter of the model card names as `base_model`."""
+    try:
+        with (directory / MODEL_CARD).open(encoding="utf-8", errors="replace") as file:
+            beginning = file.read(_CARD_CHARACTERS)
+    except OSError:
+        return None
+    head, end, _ = beginning.removeprefix("---\n").partition("\n---")
+    found = _BASE.search(head) if beginning.startswith("---\n") and end else None
+    return found[1] if found else None

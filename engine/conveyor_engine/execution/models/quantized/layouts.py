@@ -1,0 +1,193 @@
+"""The layouts in which quantized checkpoints store a weight: one row for each, and a function that restores the weight.
+
+A layout takes several stored tensors whose names begin alike. `reading` finds them. Each function gets the tensors by
+the end of their names and returns the weight, (rows, columns) or (experts, rows, columns), in float32. It raises
+ValueError if the tensors do not fit each other. Scales of activations are not read: activations are not quantized.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from conveyor_engine.execution.models.quantized.numbers import (
+    read_exponents,
+    read_fp4,
+    spread,
+    unpack_nibbles,
+    unpack_words,
+)
+from conveyor_engine.quantization import Declared
+
+Parts = Mapping[str, Tensor]
+_FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's word has number i
+_AWQ_BITS: Final = 4
+_WORD_BITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A way to store a weight.
+
+    numbers: the end of the name of the tensor with the numbers, which is replaced by `plain` in the weight's own name.
+    kinds: the number types of that tensor in safetensors. needed, optional: the ends of the names of the other tensors.
+    """
+
+    restore: Callable[[Parts, Declared], Tensor]
+    numbers: str
+    kinds: frozenset[str]
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    plain: str = ""
+
+
+def _restore_scaled(parts: Parts, declared: Declared) -> Tensor:
+    """FP8 or INT8, with a scale for the tensor, for each row, group or block. Symmetric, or with zero points."""
+    numbers = parts[""].to(torch.float32)
+    scales = parts["_scale_inv"] if "_scale_inv" in parts else parts["_scale"]
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        scales = read_exponents(scales)
+    scales = scales.to(torch.float32)
+    if scales.dim() == 4:  # ModelOpt's blocks: (rows, 1, columns, 1)
+        scales = scales[:, 0, :, 0]
+    if (zeros := parts.get("_zero_point")) is not None:
+        numbers -= spread(zeros.to(torch.float32), numbers.shape, declared.blocks)
+    return numbers.mul_(spread(scales, numbers.shape, declared.blocks))
+
+
+def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
+    """compressed-tensors' `pack-quantized`: whole numbers of 1 to 8 bits, with scales by group of columns."""
+    shape = [int(size) for size in parts["_shape"]]
+    scales = parts["_scale"].to(torch.float32)
+    bits = _find_bits(parts["_packed"].shape[-1], shape[-1])
+    middle = 1 << (bits - 1)  # stored numbers are unsigned
+    numbers = unpack_words(parts["_packed"], bits, shape[-1]).to(torch.float32) - middle
+    groups = parts.get("_g_idx")
+    zeros = parts.get("_zero_point")
+    if zeros is not None:
+        unpacked = unpack_words(zeros.transpose(-2, -1), bits, shape[-2]).transpose(-2, -1)
+        numbers -= _by_column(unpacked.to(torch.float32) - middle, shape, groups, declared)
+    return numbers.mul_(_by_column(scales, shape, groups, declared))
+
+
+def _by_column(scales: Tensor, shape: list[int], groups: Tensor | None, declared: Declared) -> Tensor:
+    if groups is not None and groups.min() >= 0:
+        return scales[..., groups.to(torch.int64)]
+    return spread(scales, shape, declared.blocks)
+
+
+def _restore_awq(parts: Parts, declared: Declared) -> Tensor:
+    """AWQ's `gemm`: 4 bits, (columns, rows / 8), in an order of its own within a word."""
+    scales = parts["scales"].to(torch.float32)
+    rows = scales.shape[-1]
+
+    def unpack(words: Tensor) -> Tensor:
+        numbers = unpack_words(words, _AWQ_BITS, rows).view(len(words), -1, len(_AWQ_ORDER))
+        return numbers[..., list(_AWQ_ORDER)].flatten(-2).to(torch.float32)
+
+    numbers = unpack(parts["qweight"])
+    zeros = unpack(parts["qzeros"])
+    numbers -= spread(zeros, numbers.shape)
+    return numbers.mul_(spread(scales, numbers.shape)).t()
+
+
+def _restore_gptq(parts: Parts, declared: Declared) -> Tensor:
+    """GPTQ: 2, 3, 4 or 8 bits, packed along the columns; version 1 stores zero points less 1."""
+    scales = parts["scales"].to(torch.float32)
+    bits, words = declared.bits, parts["qweight"]
+    columns = words.shape[0] * _WORD_BITS // bits
+    numbers = unpack_words(words.t(), bits, columns).to(torch.float32)
+    zeros = unpack_words(parts["qzeros"], bits, scales.shape[-1]).to(torch.float32) + declared.zero_offset
+    groups = parts.get("g_idx")
+    if groups is None:
+        groups = torch.arange(columns) // (declared.group_size or columns)
+    groups = groups.to(torch.int64)
+    return numbers.sub_(zeros[groups].t()).mul_(scales[groups].t())
+
+
+def _restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
+    """NVFP4: a scale in FP8 for 16 columns, and one for the tensor, which compressed-tensors stores inverted."""
+    numbers = read_fp4(parts["_packed"] if "_packed" in parts else parts[""])
+    whole = parts["_scale_2"] if "_scale_2" in parts else 1 / parts["_global_scale"].to(torch.float32)
+    scales = parts["_scale"].to(torch.float32) * spread(whole.to(torch.float32), parts["_scale"].shape)
+    return numbers.mul_(spread(scales, numbers.shape))
+
+
+def _restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
+    """compressed-tensors' `mxfp4-pack-quantized`: a power of two for 32 columns."""
+    numbers = read_fp4(parts["_packed"])
+    return numbers.mul_(spread(read_exponents(parts["_scale"]), numbers.shape))
+
+
+def _restore_mxfp4_experts(parts: Parts, declared: Declared) -> Tensor:
+    """gpt-oss: blocks (experts, outputs, groups, 16) of a weight that its class keeps as (experts, inputs, outputs)."""
+    numbers = read_fp4(parts["_blocks"])
+    return numbers.mul_(read_exponents(parts["_scales"])[..., None]).flatten(-2).transpose(-2, -1)
+
+
+def _restore_table(parts: Parts, declared: Declared) -> Tensor:
+    """bitsandbytes' NF4 and FP4: a table of 16 numbers, and a scale for each block of the flattened weight."""
+    state = next(parts[name] for name in parts if ".quant_state." in name)
+    settings = json.loads(bytes(state.tolist()))
+    scales = parts[".absmax"]
+    if (nested := parts.get(".nested_absmax")) is not None:
+        table = parts[".nested_quant_map"].to(torch.float32)[scales.to(torch.int64)]
+        scales = table * nested.repeat_interleave(settings["nested_blocksize"])[: len(table)]
+        scales += settings["nested_offset"]
+    numbers = parts[".quant_map"].to(torch.float32)[unpack_nibbles(parts[""].flatten(), high_first=True)]
+    shape = torch.Size(settings["shape"])
+    spread_scales = scales.to(torch.float32).repeat_interleave(settings["blocksize"])[: shape.numel()]
+    return numbers[: shape.numel()].mul_(spread_scales).reshape(shape)
+
+
+def _restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:
+    """bitsandbytes' LLM.int8: the largest number of each row, which 127 stands for."""
+    return parts["weight"].to(torch.float32).mul_(parts["SCB"].to(torch.float32)[:, None] / 127)
+
+
+def _find_bits(words: int, columns: int) -> int:
+    """Return how many bits a number has. Raises ValueError."""
+    for bits in (4, 8, 2, 3, 5, 6, 7, 1):
+        if -(-columns * bits // _WORD_BITS) == words:
+            return bits
+    raise ValueError(f"{words} words do not fit {columns} columns")
+
+
+_BYTES: Final = frozenset({"U8"})
+_WORDS: Final = frozenset({"I32"})
+_SCALED: Final = Layout(_restore_scaled, "", _FP8 | {"I8"}, ("_scale",), ("_zero_point",))
+_INVERSE: Final = Layout(_restore_scaled, "", _FP8, ("_scale_inv",))
+_PACKED: Final = Layout(_restore_packed, "_packed", _WORDS, ("_scale", "_shape"), ("_zero_point", "_g_idx"))
+_NVFP4: Final = Layout(_restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
+_NVFP4_PACKED: Final = Layout(_restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
+_MXFP4_PACKED: Final = Layout(_restore_mxfp4, "_packed", _BYTES, ("_scale",))
+_MXFP4_EXPERTS: Final = Layout(_restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",))
+_AWQ: Final = Layout(_restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
+_GPTQ: Final = Layout(_restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
+_INT8_ROWS: Final = Layout(_restore_int8_rows, "weight", frozenset({"I8"}), ("SCB",), ("weight_format",), "weight")
+_TABLES: Final = tuple(
+    Layout(
+        _restore_table,
+        "",
+        _BYTES,
+        (".absmax", ".quant_map", f".quant_state.bitsandbytes__{kind}"),
+        (".nested_absmax", ".nested_quant_map"),
+    )
+    for kind in ("nf4", "fp4")
+)
+
+# By the method's name in transformers. Of a method's layouts, the first whose tensors are all there is used.
+LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = {
+    "fp8": (_INVERSE, _SCALED),
+    "fbgemm_fp8": (_SCALED,),
+    "modelopt": (_NVFP4, _SCALED),
+    "compressed-tensors": (_PACKED, _NVFP4_PACKED, _MXFP4_PACKED, _SCALED),
+    "awq": (_AWQ,),
+    "gptq": (_GPTQ,),
+    "mxfp4": (_MXFP4_EXPERTS,),
+    "bitsandbytes": (*_TABLES, _INT8_ROWS),
+}

@@ -1,0 +1,52 @@
+"""Finds the tensors of a checkpoint in its safetensors files. A tensor's numbers are read only when it is used."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from conveyor_engine.model_files import read_object
+
+_WEIGHTS: Final = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+
+
+class StoredTensor:
+    """A tensor in a file, as transformers expects it: `tensor[...]` reads it."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file = file
+        self.name = name
+        self.kind = str(file.get_slice(name).get_dtype())
+        """The number type, by its name in safetensors."""
+
+    def __getitem__(self, whole: Any) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(self.name)
+        return tensor
+
+
+def read_stored(directory: Path, weights: str | None) -> Iterator[StoredTensor]:
+    """Yield all stored tensors. weights: the file with the weights, if config.json names one.
+
+    Files that cannot be read are left to the loader.
+    """
+    for path in _list_weights(directory, weights):
+        try:
+            file = safe_open(path, framework="pt")
+            names: list[str] = file.keys()  # type: ignore[no-untyped-call]
+            yield from [StoredTensor(file, name) for name in names]
+        except (SafetensorError, OSError):
+            continue
+
+
+def _list_weights(directory: Path, weights: str | None) -> list[Path]:
+    """Return the files that transformers or diffusers load: a whole file, or else the files of an index."""
+    for name in (weights,) if weights else _WEIGHTS:
+        if (directory / name).is_file() and name.endswith(".safetensors"):
+            return [directory / name]
+        index = name if name.endswith(".json") else f"{name}.index.json"
+        named = read_object(directory / index).get("weight_map")
+        if isinstance(named, dict):
+            return [directory / each for each in sorted({each for each in named.values() if isinstance(each, str)})]
+    return []

@@ -1,0 +1,130 @@
+"""Reads what a checkpoint's files declare about its quantization.
+
+Called by `execution.models.quantized`, which restores the weights, and by `termination`, for the service's status.
+Formats that cannot be restored are named here, as far as their declaration shows it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conveyor_engine.model_files import QUANTIZATION_FILES, read_object
+
+_DECLARING_KEYS: Final = ("quantization_config", "compression_config", "quantization")  # in config.json
+_METHODS: Final = {  # names of one method
+    "auto_gptq": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_awq": "awq",
+    "auto_round:auto_awq": "awq",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+}
+_GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
+_GPTQ_BITS: Final = (2, 3, 4, 8)
+_DENSE: Final = (None, "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The quantization of a checkpoint.
+
+    method: the format's name in transformers, such as `fp8`. name: its names in the declaration, such as `awq 4 bits`.
+    file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
+    bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
+    block, if scales are for blocks.
+    """
+
+    method: str
+    name: str
+    file: str
+    problem: str = ""
+    bits: int = 0
+    group_size: int = 0
+    zero_offset: int = 0
+    blocks: tuple[int | None, int | None] = (None, None)
+
+
+def read_declared(directory: Path) -> Declared | None:
+    """Return what the files declare; None if no file declares quantization. Raises ModelError."""
+    found = _find_declared(directory)
+    if found is None:
+        return None
+    settings, file = found
+    method = _name_method(settings)
+    problem = next(_find_problems(method, settings), "")
+    checkpoint_format = str(settings.get("checkpoint_format", "gptq"))
+    return Declared(
+        method,
+        _describe(settings),
+        file,
+        problem,
+        bits=_read_number(settings, "bits"),
+        group_size=_read_number(settings, "group_size"),
+        zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
+        blocks=_read_blocks(method, settings),
+    )
+
+
+def _find_declared(directory: Path) -> tuple[Mapping[str, Any], str] | None:
+    config = read_object(directory / "config.json")
+    for holder in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in _DECLARING_KEYS:
+            if isinstance(holder.get(key), dict):
+                return holder[key], "config.json"
+    for name in QUANTIZATION_FILES:
+        if (directory / name).is_file():
+            content = read_object(directory / name)
+            inner = content.get("quantization")
+            return inner if isinstance(inner, dict) else content, name
+    return None
+
+
+def _name_method(settings: Mapping[str, Any]) -> str:
+    method = settings.get("quant_method")
+    if method == "auto-round":
+        method = settings.get("packing_format")
+    if method is None:
+        method = "modelopt" if "quant_algo" in settings else "gptq" if "desc_act" in settings else ""
+    return _METHODS.get(str(method), str(method))
+
+
+def _describe(settings: Mapping[str, Any]) -> str:
+    """Return the names that a declaration has for its format, such as `modelopt NVFP4` or `gptq 4 bits`."""
+    named = [str(settings[key])[:40] for key in ("quant_method", "quant_algo", "format") if settings.get(key)]
+    bits = settings.get("bits", settings.get("w_bit"))
+    return " ".join([*named, *([f"{bits} bits"] if type(bits) is int else [])]) or "quantization"
+
+
+def _find_problems(method: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a declaration names that the stored tensors would not show."""
+    if method == "awq" and str(settings.get("version", settings.get("format", "gemm"))).lower() != "gemm":
+        yield "only the layout `gemm` of AWQ is read"
+    if method == "gptq":
+        if str(settings.get("checkpoint_format", "gptq")) not in _GPTQ_FORMATS:
+            yield f"only the layouts {' and '.join(_GPTQ_FORMATS)} of GPTQ are read"
+        if settings.get("bits") not in _GPTQ_BITS:
+            yield f"only {', '.join(map(str, _GPTQ_BITS))} bits of GPTQ are read"
+    if method == "compressed-tensors":
+        sparsity = settings.get("sparsity_config") or {}
+        if isinstance(sparsity, Mapping) and sparsity.get("format") not in _DENSE:
+            yield "sparse weights are not read"
+        if settings.get("transform_config"):
+            yield "weights for transformed activations are not read"
+
+
+def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    blocks = settings.get("weight_block_size")
+    if method == "compressed-tensors":
+        groups = settings.get("config_groups")
+        weights = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else []
+        blocks = next((each["block_structure"] for each in weights if each and each.get("block_structure")), None)
+    if isinstance(blocks, list) and len(blocks) == 2 and all(type(each) is int and each > 0 for each in blocks):
+        return blocks[0], blocks[1]
+    return (128, 128) if method == "modelopt" and settings.get("quant_algo") == "FP8_PB_WO" else (None, None)
+
+
+def _read_number(settings: Mapping[str, Any], key: str) -> int:
+    number = settings.get(key)
+    return number if type(number) is int and number > 0 else 0

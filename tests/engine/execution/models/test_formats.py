@@ -1,0 +1,120 @@
+"""Checks each quantized format against its own library: the files of `formats/`, which that library wrote."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from conveyor_engine.execution.models.quantized.reading import Restoring
+from conveyor_engine.execution.models.quantized.stored import read_stored
+from conveyor_engine.quantization import read_declared
+
+FORMATS = sorted(path.stem for path in (Path(__file__).parent / "formats").glob("*.safetensors"))
+
+
+def prepare(directory: Path, name: str) -> torch.Tensor:
+    """Make a checkpoint of one weight, and return what the format's library restores."""
+    path = Path(__file__).parent / "formats" / f"{name}.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        config = json.loads(file.metadata()["config"])
+    expected = tensors.pop("expected")
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return expected.float()
+
+
+def restore(directory: Path) -> Restoring:
+    declared = read_declared(directory)
+    assert declared is not None
+    assert not declared.problem
+    return Restoring({each.name: each for each in read_stored(directory, None)}, declared)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_weight_is_the_one_that_the_format_s_library_restores(tmp_path: Path, name: str) -> None:
+    expected = prepare(tmp_path, name)
+    restoring = restore(tmp_path)
+    assert restoring.num_restored == 1
+    ((weight_name, weight),) = restoring.tensors.items()
+    assert weight_name == ("model.proj.gate_up_proj" if name == "mxfp4_experts" else "model.proj.weight")
+    rounded = 5e-3 if name == "ct_nvfp4" else 2e-3  # its library computes in bfloat16
+    torch.testing.assert_close(weight[...], expected, rtol=rounded, atol=2e-5)
+
+
+def test_modelopt_s_nvfp4_is_that_of_compressed_tensors_with_an_inverted_scale(tmp_path: Path) -> None:
+    expected = prepare(tmp_path, "ct_nvfp4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    stem = "model.proj.weight"
+    renamed = {
+        stem: tensors[f"{stem}_packed"],
+        f"{stem}_scale": tensors[f"{stem}_scale"],
+        f"{stem}_scale_2": 1 / tensors[f"{stem}_global_scale"][0],
+        "model.proj.input_scale": torch.tensor(0.5),
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
+    settings = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    restoring = restore(tmp_path)
+    assert list(restoring.tensors) == [stem], "scales of activations are left out"
+    torch.testing.assert_close(restoring.tensors[stem][...], expected, rtol=5e-3, atol=2e-5)
+
+
+def test_numbers_with_powers_of_two_as_scales_are_restored(tmp_path: Path) -> None:
+    """MXFP8, as ModelOpt and DeepSeek's `ue8m0` store it."""
+    weight = torch.randn(4, 64).to(torch.float8_e4m3fn)
+    exponents = torch.randint(120, 130, (4, 2), dtype=torch.uint8)
+    save_file({"layer.weight": weight, "layer.weight_scale": exponents}, tmp_path / "model.safetensors")
+    settings = {"quant_method": "modelopt", "quant_algo": "MXFP8"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    expected = weight.float() * (2.0 ** (exponents.float() - 127)).repeat_interleave(32, 1)
+    assert torch.equal(restore(tmp_path).tensors["layer.weight"][...], expected)
+
+
+def test_the_last_block_of_a_weight_may_be_smaller(tmp_path: Path) -> None:
+    weight, scale = torch.randn(5, 7).to(torch.float8_e4m3fn), torch.rand(2, 3) + 1
+    save_file({"layer.weight": weight, "layer.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    settings = {"quant_method": "fp8", "weight_block_size": [4, 3]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    expected = weight.float() * scale[torch.arange(5) // 4][:, torch.arange(7) // 3]
+    assert torch.equal(restore(tmp_path).tensors["layer.weight"][...], expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_scale_is_found(tmp_path: Path, name: str) -> None:
+    prepare(tmp_path, name)
+    tensors = load_file(tmp_path / "model.safetensors")
+    scale = next(key for key in tensors if key.rpartition(".")[2].rpartition("_")[2] in DAMAGED)
+    if tensors[scale].dtype == torch.uint8 and scale.endswith(("scale", "scales")):
+        tensors[scale].fill_(255)  # NaN, as an E8M0 number
+    elif tensors[scale].dtype == torch.uint8:
+        tensors["model.proj.weight.nested_absmax"].fill_(torch.inf)
+    else:
+        tensors[scale] = torch.full_like(tensors[scale].float(), torch.nan).to(tensors[scale].dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    restoring = restore(tmp_path)
+    (weight,) = restoring.tensors.values()
+    with pytest.raises(ValueError, match="infinite or NaN"):
+        weight[...]
+    assert "infinite or NaN" in restoring.failure
+
+
+DAMAGED = ("scale", "scales", "inv", "absmax", "SCB")
+
+
+@pytest.mark.parametrize("name", ["ct_int4_group", "ct_fp8_block", "awq", "gptq_4", "fp8_block", "ct_nvfp4"])
+def test_scales_of_another_shape_are_found(tmp_path: Path, name: str) -> None:
+    prepare(tmp_path, name)
+    tensors = load_file(tmp_path / "model.safetensors")
+    scale = next(key for key in tensors if key.rpartition(".")[2].rpartition("_")[2] in DAMAGED)
+    tensors[scale] = torch.ones(7, 3).to(tensors[scale].dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    restoring = restore(tmp_path)
+    (weight,) = restoring.tensors.values()
+    with pytest.raises(ValueError, match=r"model\.proj"):
+        weight[...]
+    assert restoring.failure
