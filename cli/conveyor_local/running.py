@@ -5,6 +5,7 @@ its grace period. A second signal ends everything at once.
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -207,13 +208,15 @@ class Run:
             await asyncio.sleep(_ACTIVITY_SECONDS)
 
     async def _follow_demand(self, figures: Figures) -> None:
-        """Read the demand, and let the autoscaler decide in its period."""
+        """Read the demand, and let the autoscaler decide in its period. A reader of the table gets it more often."""
         decided_at = time.monotonic()
+        is_watched = self._screen.is_live or bool(self._wishes.load)
         while True:
-            await asyncio.sleep(min(_DEMAND_SECONDS, self._wishes.sync_seconds))
+            await asyncio.sleep(min(_DEMAND_SECONDS if is_watched else math.inf, self._wishes.sync_seconds))
             for service in self._services:
                 await figures.read_demand(service)
-                await figures.count_tokens(service)
+                if self._screen.is_live:
+                    await figures.count_tokens(service)
             if (now := time.monotonic()) >= decided_at + self._wishes.sync_seconds:
                 decided_at = now
                 for service in self._services:

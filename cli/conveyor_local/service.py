@@ -66,11 +66,11 @@ class Service:
         self._was_complete = self._was_ready = self._is_ending = False
         self._changed = asyncio.Event()
         spec = self.service.spec
-        self.replicas = 0 if may_sleep(spec) and options.autoscales else spec.first_replicas
         self.activity = Activity.STEADY
         self.demand: DemandSum | None = None
         self.status: dict[str, Any] = {}
         self._hpa = self._build_hpa()
+        self.replicas = 0 if may_sleep(spec) and self._hpa is not None else spec.first_replicas
 
     @property
     def key(self) -> str:

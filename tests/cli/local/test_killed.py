@@ -39,8 +39,8 @@ def test_nothing_is_left_of_a_killed_run_and_the_next_one_starts_clean(tmp_path:
         running.process.wait()
         running.wait("the end of all processes", lambda: not any(map(lives, processes)))
     (before,) = tmp_path.glob("cache/run/*")
-    with Running(tmp_path, models, build_service()) as again:
-        assert again.wait_ready().chat().status_code == 200
+    with Running(tmp_path, models, build_service(autoscaling={"minReplicas": 0, "maxReplicas": 1})) as again:
+        again.wait_ready()
         assert not before.exists()
         again.process.send_signal(signal.SIGINT)
         assert again.wait_ended() == 0

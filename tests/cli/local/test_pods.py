@@ -16,6 +16,7 @@ from conveyor_local.places import Places, open_places
 from conveyor_local.pods import Folders, Missing
 from conveyor_local.processes import ChildProgram
 from conveyor_local.recipes import Kitchen, Surroundings, build_all
+from conveyor_local.service import Options, Service
 
 GIB = 1 << 30
 
@@ -161,6 +162,25 @@ def test_this_machine_has_processors_and_memory() -> None:
     found = find_machine({})
     assert found.cpus >= 1
     assert found.free_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "autoscales", "engines"),
+    [
+        ({"replicas": 2}, True, 2),
+        ({"replicas": 0}, True, 0),
+        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 4}}, True, 3),
+        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}, True, 0),  # the first request starts one
+        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}, False, 1),
+        ({"autoscaling": {"minReplicas": 2, "maxReplicas": 4, "provider": "External"}}, True, 2),
+    ],
+)
+def test_a_run_begins_with_as_many_engines_as_a_cluster_or_with_none_until_a_request(
+    spec: dict[str, Any], autoscales: bool, engines: int, places: Places
+) -> None:
+    around = Surroundings(places, Objects(), Machine(8, GIB), {})
+    service = Service(build_service(**spec), around, Options(autoscales, 5, "http://127.0.0.1:8000", print))
+    assert service.replicas == engines
 
 
 def test_paths_are_translated_at_their_start_only() -> None:

@@ -3,11 +3,10 @@
 import json
 import subprocess
 import threading
-from pathlib import Path
 
 import anthropic
 import openai
-from tests.cli.local.running import Running, build_service, lives, read_page, read_stream
+from tests.cli.local.running import Running, lives, read_page, read_stream
 
 
 def test_the_urls_are_those_of_a_cluster(run: Running) -> None:
@@ -59,24 +58,24 @@ def test_an_engine_has_this_machine_s_settings_only_as_flags(run: Running) -> No
     assert "port: 8000" in config.read_text()
 
 
-def test_sigterm_drains_as_a_pod_does(tmp_path: Path, models: Path) -> None:
-    with Running(tmp_path, models, build_service()) as running:
-        processes = running.wait_ready().descendants()
-        answers: list[str] = []
+def test_sigterm_drains_as_a_pod_does(run: Running) -> None:
+    """This is the last test of the run that they share."""
+    processes = run.descendants()
+    answers: list[str] = []
+    body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    begun = threading.Event()
 
-        def ask() -> None:
-            with running.http.stream("POST", "/default/chat/v1/completions", json=body) as answer:
-                begun.set()
-                answers.append("".join(answer.iter_text()))
+    def ask() -> None:
+        with run.http.stream("POST", "/default/chat/v1/completions", json=body) as answer:
+            begun.set()
+            answers.append("".join(answer.iter_text()))
 
-        body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        begun = threading.Event()
-        asking = threading.Thread(target=ask)
-        asking.start()
-        assert begun.wait(60)
-        running.terminate()
-        assert running.wait_ended() == 0
-        asking.join()
-        assert read_stream(answers[0])[-1]["choices"][0]["finish_reason"] == "length"
-        assert "ended" in running.output
-        assert not any(map(lives, processes))
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert begun.wait(60)
+    run.terminate()
+    assert run.wait_ended() == 0
+    asking.join()
+    assert read_stream(answers[0])[-1]["choices"][0]["finish_reason"] == "length"
+    assert run.output.endswith("ended\n")
+    run.wait("the end of all processes", lambda: not any(map(lives, processes)))
