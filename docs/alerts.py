@@ -29,9 +29,9 @@ def page() -> Iterator[str]:
 
 
 def _section(rule: dict[str, Any]) -> Iterator[str]:
-    labels, told = rule["labels"], rule["annotations"]
-    yield f"\n## {rule['alert']}\n`{labels['severity']}`, after {rule['for']}. {_plain(told['summary'])}\n\n"
-    yield f"{told['description']}\n\n<!-- test: {_TEST} -->\n```\n{rule['expr']}\n```\n"
+    labels, annotations = rule["labels"], rule["annotations"]
+    yield f"\n## {rule['alert']}\n`{labels['severity']}`, after {rule['for']}. {_plain(annotations['summary'])}\n\n"
+    yield f"{annotations['description']}\n\n<!-- test: {_TEST} -->\n```\n{rule['expr']}\n```\n"
 
 
 def _plain(summary: str) -> str:

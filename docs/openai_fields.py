@@ -73,7 +73,7 @@ def values(schema: dict[str, Any]) -> str:
         return " ".join(f"`{value}`" for value in kind["enum"])
     low = kind.get("minimum", kind.get("exclusiveMinimum"))
     high = kind.get("maximum", kind.get("exclusiveMaximum"))
-    bounds = [f"{word} {bound:g}" for word, bound in ((_low_word(kind), low), ("to", high)) if _is_told(bound)]
+    bounds = [f"{word} {bound:g}" for word, bound in ((_low_word(kind), low), ("to", high)) if _is_documented(bound)]
     return " ".join([kind["type"], *bounds])
 
 
@@ -81,7 +81,7 @@ def _low_word(schema: dict[str, Any]) -> str:
     return "above" if "exclusiveMinimum" in schema else "from"
 
 
-def _is_told(bound: float | None) -> bool:
+def _is_documented(bound: float | None) -> bool:
     return bound is not None and abs(bound) < _HIGHEST
 
 

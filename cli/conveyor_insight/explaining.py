@@ -108,7 +108,9 @@ def explain(facts: Facts) -> Explanation:
     proposals = [] if hpa is None else hpa.find_proposals(deployment.replicas, _known(facts.values, hpa))
     decision = _decide_without_metrics(facts, deployment) or _decide(facts, hpa, deployment, proposals)
     metrics = (
-        [] if hpa is None else [_describe_metric(hpa, name, deployment, facts, proposals) for name in hpa.asked.targets]
+        []
+        if hpa is None
+        else [_describe_metric(hpa, name, deployment, facts, proposals) for name in hpa.observed.targets]
     )
     return Explanation(
         at=facts.now,
@@ -118,7 +120,7 @@ def explain(facts: Facts) -> Explanation:
         existing=deployment.replicas,
         ready=deployment.ready_replicas,
         starting=count_starting(facts),
-        bounds=None if hpa is None else (_find_fewest(facts, hpa), hpa.asked.max_replicas),
+        bounds=None if hpa is None else (_find_fewest(facts, hpa), hpa.observed.max_replicas),
         metrics=tuple(metrics),
         desired=decision.replicas,
         reason=decision.reason,
@@ -133,7 +135,7 @@ def explain(facts: Facts) -> Explanation:
 
 
 def _find_fewest(facts: Facts, hpa: Hpa) -> int:
-    return 0 if may_sleep(facts.service.spec) else hpa.asked.min_replicas
+    return 0 if may_sleep(facts.service.spec) else hpa.observed.min_replicas
 
 
 def _find_idle_timeout(facts: Facts) -> float | None:
@@ -142,7 +144,7 @@ def _find_idle_timeout(facts: Facts) -> float | None:
 
 
 def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
-    return {name: value if isinstance(value := values.get(name), int) else None for name in hpa.asked.targets}
+    return {name: value if isinstance(value := values.get(name), int) else None for name in hpa.observed.targets}
 
 
 def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decision | None:
@@ -180,7 +182,7 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, proposal
         return Decision(
             given, DecisionReason.NO_AUTOSCALER, "Conveyor has not created the HorizontalPodAutoscaler yet."
         )
-    low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
+    low, high = hpa.observed.min_replicas, hpa.observed.max_replicas
     proposal = hpa.choose(given, proposals)
     desired, bounded = hpa.limit(0.0, given, proposal), min(max(proposal or 0, low), high)
     if not low <= given <= high:
@@ -232,7 +234,7 @@ def _describe_held(hpa: Hpa, given: int, bounded: int, desired: int) -> Decision
 def _find_used_up(hpa: Hpa, facts: Facts, given: int, bounded: int) -> Decision | None:
     """Return the decision if the controller reports that its policies do not allow a step yet; otherwise None."""
     rules, direction = _rules_towards(hpa, given, bounded)
-    status, word, _ = hpa.asked.conditions.get("ScalingLimited", ("", "", ""))
+    status, word, _ = hpa.observed.conditions.get("ScalingLimited", ("", "", ""))
     if rules is None or (status, word) != ("True", "ScaleUpLimit" if bounded > given else "ScaleDownLimit"):
         return None
     since = _seconds_since_change(facts)
@@ -290,11 +292,11 @@ def _percent(share: Decimal) -> str:
 def _describe_metric(
     hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts, proposals: Sequence[Proposal]
 ) -> Metric:
-    target, value = parse_quantity(hpa.asked.targets[name]), facts.values.get(name, "the metric was not read")
+    target, value = parse_quantity(hpa.observed.targets[name]), facts.values.get(name, "the metric was not read")
     if isinstance(value, str):
         return Metric(name, target, problem=value)
     ratio = value / (target * max(1, deployment.replicas))
-    tolerance = parse_quantity(hpa.asked.tolerance_up if ratio > 1 else hpa.asked.tolerance_down)
+    tolerance = parse_quantity(hpa.observed.tolerance_up if ratio > 1 else hpa.observed.tolerance_down)
     replicas = next(proposal.replicas for proposal in proposals if proposal.metric == name)
     return Metric(name, target, value, ratio, tolerance, replicas)
 
@@ -305,12 +307,12 @@ def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, d
     if hpa is not None and facts.others:
         other = f"HorizontalPodAutoscaler {facts.others[0]}, which Conveyor did not create, scales the same Deployment."
         more.append(f"{other} Delete it, or set autoscaling.provider: External.")
-    if hpa is not None and given and not hpa.asked.conditions:
+    if hpa is not None and given and not hpa.observed.conditions:
         more.append("The HorizontalPodAutoscaler has not read its metrics yet.")
-    elif hpa is not None and 0 < given != hpa.asked.desired_replicas == decision.replicas:
+    elif hpa is not None and 0 < given != hpa.observed.desired_replicas == decision.replicas:
         more.append("The HorizontalPodAutoscaler has decided this; the Deployment does not have the new number yet.")
-    elif hpa is not None and given and decision.replicas != hpa.asked.desired_replicas:
-        said = hpa.asked.desired_replicas
+    elif hpa is not None and given and decision.replicas != hpa.observed.desired_replicas:
+        said = hpa.observed.desired_replicas
         more.append(f"The HorizontalPodAutoscaler last decided on {said}; it decides every 15 s by default.")
     if hpa is not None and (places := describe_starting(facts)):
         more.append(places)

@@ -44,7 +44,7 @@ class Hpa:
 
     def apply(self, body: Mapping[str, Any]) -> None:
         """Change the HPA. The controller's memory is kept."""
-        self.asked = observe_autoscaler(body)
+        self.observed = observe_autoscaler(body)
         behavior = body["spec"].get("behavior")
         self.rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
 
@@ -64,19 +64,19 @@ class Hpa:
 
     def find_proposals(self, existing: int, values: Mapping[str, int | None]) -> list[Proposal]:
         """Return the result of each metric that was read. `existing`: the number of pods, ready or not."""
-        known = {name: value for name in self.asked.targets if (value := values[name]) is not None}
-        return [find_proposal(self.asked, name, value, max(1, existing)) for name, value in known.items()]
+        known = {name: value for name in self.observed.targets if (value := values[name]) is not None}
+        return [find_proposal(self.observed, name, value, max(1, existing)) for name, value in known.items()]
 
     def choose(self, replicas: int, proposals: Sequence[Proposal]) -> int | None:
         """Return the largest number of replicas among `proposals`; None in the same cases as `proposal`."""
         largest = max((proposal.replicas for proposal in proposals), default=None)
-        if largest is None or (len(proposals) < len(self.asked.targets) and largest < replicas):
+        if largest is None or (len(proposals) < len(self.observed.targets) and largest < replicas):
             return None
         return largest
 
     def limit(self, now: float, replicas: int, proposal: int | None) -> int:
         """Return the replicas after stabilization, policies and limits are applied to `proposal`."""
-        low, high = self.asked.min_replicas, self.asked.max_replicas
+        low, high = self.observed.min_replicas, self.observed.max_replicas
         if replicas == 0:
             return 0
         if not low <= replicas <= high:
@@ -102,10 +102,10 @@ class Hpa:
         stable = min(max(replicas, least), most)
         if stable > replicas:
             allowed = max(limit_up(up, now, replicas, self._ups, self._downs), replicas)
-            return min(stable, self.asked.max_replicas, allowed)
+            return min(stable, self.observed.max_replicas, allowed)
         if stable < replicas:
             allowed = min(limit_down(down, now, replicas, self._ups, self._downs), replicas)
-            return max(stable, self.asked.min_replicas, allowed)
+            return max(stable, self.observed.min_replicas, allowed)
         return replicas
 
     def _past(self, now: float, replicas: int, window_seconds: float) -> list[int]:

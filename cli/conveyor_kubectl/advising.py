@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def tell(cluster: Cluster, flags: argparse.Namespace, show: Callable[[str], None]) -> int:
+def show_advice(cluster: Cluster, flags: argparse.Namespace, show: Callable[[str], None]) -> int:
     """Run the command and return its exit code. Raises Unanswered."""
     namespace = flags.namespace or cluster.namespace
     service, _ = read_service(cluster, namespace, flags.name)

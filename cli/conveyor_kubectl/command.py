@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":
-                return advising.tell(cluster, flags, _print)
+                return advising.show_advice(cluster, flags, _print)
             case _:
                 return _explain(cluster, flags)
     except Unanswered as error:

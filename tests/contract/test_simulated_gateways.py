@@ -52,7 +52,7 @@ class Engines:
         self.places: dict[str, Places] = {}
 
     async def request_place(self, address: str, level: int) -> bool:
-        await self.places[address].ask()
+        await self.places[address].request()
         return True
 
     async def give_place_back(self, address: str) -> None:

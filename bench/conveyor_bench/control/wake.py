@@ -46,16 +46,16 @@ class Replicas:
     """The number of replicas in each Deployment's spec, from a watch."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, int] = {}
+        self._requested: dict[str, int] = {}
         self._changed = asyncio.Event()
 
     def take(self, deployments: list[Json]) -> None:
-        self._asked = {body["metadata"]["name"]: body["spec"].get("replicas", 1) for body in deployments}
+        self._requested = {body["metadata"]["name"]: body["spec"].get("replicas", 1) for body in deployments}
         self._changed.set()
 
     async def wait(self, name: str, count: int) -> None:
         async with asyncio.timeout(60):
-            while self._asked.get(name) != count:
+            while self._requested.get(name) != count:
                 self._changed.clear()
                 await self._changed.wait()
 

@@ -28,7 +28,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.placement import free_cached_memory
 
 _ROUNDS = 2
-_LINES_TOLD = 10
+_LINES_SHOWN = 10
 
 
 def run(results: Results, sizes: Sizes) -> None:
@@ -39,7 +39,7 @@ def run(results: Results, sizes: Sizes) -> None:
         _measure_alone(results, sizes, name)
         command = [sys.executable, "-m", __name__, name, sizes.device]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-            said: deque[str] = deque(maxlen=_LINES_TOLD)
+            said: deque[str] = deque(maxlen=_LINES_SHOWN)
             try:
                 port = served.wait_ready(server)
                 Thread(target=_read, args=(server, said), daemon=True).start()

@@ -25,7 +25,7 @@ from conveyor_engine.loop.core import EngineCore
 _ON_THE_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _ON_THE_HOST = {"cpu_op"}  # in a rehearsal
 _END_OF_STEP = "DtoH"
-_NAMES_TOLD = 20
+_NAMES_SHOWN = 20
 _NAME_LENGTH = 90
 _PLAIN_STEPS = 10  # before the profiled steps
 _MARGIN_TOKENS = 100  # additional tokens of each request, so that all rows decode until the last profiled step
@@ -130,7 +130,7 @@ def sum_by_kernel(intervals: Sequence[Interval], num_steps: int) -> list[dict[st
     for interval in intervals:
         spent[interval.name].append(interval.end - interval.begin)
     whole = sum(map(sum, spent.values()))
-    ordered = sorted(spent.items(), key=lambda item: -sum(item[1]))[:_NAMES_TOLD]
+    ordered = sorted(spent.items(), key=lambda item: -sum(item[1]))[:_NAMES_SHOWN]
     return [
         {
             "kernel": name[:_NAME_LENGTH],
@@ -147,7 +147,7 @@ def sum_by_gap(gaps: Sequence[Gap], num_steps: int) -> list[dict[str, object]]:
     lengths: dict[tuple[str, str], list[float]] = defaultdict(list)
     for gap in gaps:
         lengths[gap.before.name[:_NAME_LENGTH], gap.after.name[:_NAME_LENGTH]].append(gap.length)
-    ordered = sorted(lengths.items(), key=lambda item: -sum(item[1]))[:_NAMES_TOLD]
+    ordered = sorted(lengths.items(), key=lambda item: -sum(item[1]))[:_NAMES_SHOWN]
     return [
         {"before": before, "after": after, "gaps": len(found) / num_steps, "us": sum(found) / num_steps}
         for (before, after), found in ordered

@@ -16,9 +16,9 @@ Taken = TypeVar("Taken")
 class Others(Child, Generic[Taken]):
     """Controls the process for its command."""
 
-    def __init__(self, module: str, asked: Any, taken: type[Taken]) -> None:
-        """asked: a dataclass, which the process gets. taken: the dataclass of its answers."""
-        super().__init__(f"hostile.{module}", json.dumps(asdict(asked)))
+    def __init__(self, module: str, targets: Any, taken: type[Taken]) -> None:
+        """targets: a dataclass, which the process gets. taken: the dataclass of its answers."""
+        super().__init__(f"hostile.{module}", json.dumps(asdict(targets)))
         self._taken = taken
 
     def read(self) -> Taken:

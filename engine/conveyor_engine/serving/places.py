@@ -25,7 +25,7 @@ from typing import Final
 from conveyor_engine.errors import NoPlace, Overloaded
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, PLACE_GRANTED
 
-ASKERS_MAX: Final = 256  # requests for a place that may be queued
+QUEUED_REQUESTS_MAX: Final = 256  # requests for a place that may be queued
 GRANT_SECONDS: Final = 1.0  # a request must arrive within this time after its grant; far more than a round trip
 # How long a gateway's request for a place is queued before it may get one beyond the batch. Meanwhile another engine
 # may grant the gateway a place in its batch.
@@ -104,10 +104,10 @@ class Places:
             self._num_held -= 1
             self._grant()
 
-    async def ask(self, level: int = 0) -> None:
+    async def request(self, level: int = 0) -> None:
         """Wait until a place is granted to a request of this level. Raises Overloaded, or the error of `close`."""
-        if len(self._line) >= ASKERS_MAX:
-            raise Overloaded(f"{ASKERS_MAX} requests for a place are waiting already")
+        if len(self._line) >= QUEUED_REQUESTS_MAX:
+            raise Overloaded(f"{QUEUED_REQUESTS_MAX} requests for a place are waiting already")
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         entry = (loop.time() + level * LEVEL_AGEING_SECONDS, next(self._numbers), turn)

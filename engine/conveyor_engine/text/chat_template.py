@@ -81,7 +81,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         max_characters: int,
         variables: Mapping[str, Any],
-        asked: Rendering = RENDERING,
+        rendering: Rendering = RENDERING,
     ) -> str:
         """Return the prompt for the next assistant message. `variables`: values for the template that a client chose.
 
@@ -93,9 +93,9 @@ class ChatTemplate:
             **variables,
             **self._special_tokens,
             "messages": messages,
-            "tools": asked.tools,
-            "documents": asked.documents,
-            "add_generation_prompt": asked.add_generation_prompt,
+            "tools": rendering.tools,
+            "documents": rendering.documents,
+            "add_generation_prompt": rendering.add_generation_prompt,
         }
         text = io.StringIO()
         try:
@@ -105,7 +105,7 @@ class ChatTemplate:
                 text.write(piece)
             else:
                 whole = text.getvalue()
-                return _cut_behind(whole, messages[-1]) if asked.continue_final_message else whole
+                return _cut_behind(whole, messages[-1]) if rendering.continue_final_message else whole
         except (MemoryError, InvalidRequest):
             raise
         except Exception as error:  # a template may raise any error

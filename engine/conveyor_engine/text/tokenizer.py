@@ -197,7 +197,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         max_tokens: int,
         variables: Mapping[str, Any] | None = None,
-        asked: Rendering = RENDERING,
+        rendering: Rendering = RENDERING,
     ) -> str:
         """Return the rendered text of a chat, in which the template writes the special tokens.
 
@@ -207,7 +207,7 @@ class Tokenizer:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         max_characters = max_tokens * self._longest_token
         try:
-            return self._chat_template.render(messages, max_characters, variables or {}, asked)
+            return self._chat_template.render(messages, max_characters, variables or {}, rendering)
         except TooManyCharacters:
             problem = f"the model's chat template makes more than {max_characters} characters of your messages"
             raise context_exceeded(max_tokens, f"{problem}. {SHORTEN}", param="messages") from None

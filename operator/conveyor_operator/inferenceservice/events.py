@@ -14,7 +14,7 @@ from conveyor_operator.loop.events import Event
 Object = Mapping[str, Any]
 
 # The conditions whose changes are reported. The others are causes or effects of these.
-_TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED)
+_REPORTED = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED)
 
 # For each kind of child: the field of the spec to change, instead of editing the child.
 _FIELDS = {
@@ -46,11 +46,11 @@ def _find_turned(before: Object, after: Object) -> Iterator[Event]:
     A new condition that is not True causes an event only if it needs action. Unknown never causes one.
     """
     old = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
-    known = {old[type][1] for type in _TOLD if type in old}
+    known = {old[type][1] for type in _REPORTED if type in old}
     for condition in after.get("conditions") or ():
         type, status, reason = condition["type"], condition["status"], condition["reason"]
         was = old.get(type)
-        if type not in _TOLD or status == "Unknown" or was == (status, reason):
+        if type not in _REPORTED or status == "Unknown" or was == (status, reason):
             continue
         warning = _is_warning(type, status, reason)
         stopped = type == ConditionType.READY and was is not None and was[0] != status

@@ -38,7 +38,7 @@ WATCH_SECONDS_MAX = 3600
 _WATCH_SECONDS = (0.75 * WATCH_SECONDS_MAX, WATCH_SECONDS_MAX)
 """After a random time between these, the watch ends at its next line, so that the kinds are not listed together."""
 _START_ANEW = {"type": "ERROR", "object": {"code": 410}}
-_TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_PASSED_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
 
 Object = Mapping[str, Any]
@@ -125,7 +125,7 @@ class Watches:
             type, body = event["type"], event["object"]
             if type == "ERROR":
                 return {"type": type, "object": body}
-            metadata = {key: body["metadata"][key] for key in _TOLD_TO_KOPF if key in body["metadata"]}
+            metadata = {key: body["metadata"][key] for key in _PASSED_TO_KOPF if key in body["metadata"]}
             if type == "BOOKMARK":
                 metadata["annotations"] = body["metadata"].get("annotations") or {}
             else:

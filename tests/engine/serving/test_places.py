@@ -18,7 +18,7 @@ def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
 
 async def start(places: Places, level: int = 0) -> asyncio.Task[None]:
     """Start to ask for a place. The place is granted immediately, or the request is queued."""
-    task = asyncio.create_task(places.ask(level))
+    task = asyncio.create_task(places.request(level))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -71,7 +71,7 @@ async def test_places_are_granted_in_the_order_of_the_questions() -> None:
 async def test_better_levels_are_granted_places_first_and_yield_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places(1)
     fill(places, "a")
-    await places.ask()  # beyond the batch
+    await places.request()  # beyond the batch
     worst, worse, better, late = [await start(places, level) for level in (9, 3, 1, 1)]
     for asks in (better, late, worse, worst):
         assert not asks.done()
@@ -104,16 +104,16 @@ async def test_a_place_in_the_batch_is_granted_at_once_and_one_beyond_a_moment_l
 
 async def test_a_granted_place_that_nobody_takes_is_granted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places(1)
-    await places.ask()
-    await places.ask()
+    await places.request()
+    await places.request()
     third = await start(places)
     places.give_back()
     await third
     assert GRANT_SECONDS >= 10 * BEYOND_SECONDS  # time enough for the request to come
     monkeypatch.setattr("conveyor_engine.serving.places.GRANT_SECONDS", 0.01)
     places.give_back()
-    await places.ask()
-    await places.ask()  # once the one before is over
+    await places.request()
+    await places.request()  # once the one before is over
 
 
 async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next_one_alone() -> None:
@@ -140,7 +140,7 @@ async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next
 async def test_who_leaves_the_line_is_not_granted_a_place() -> None:
     places = Places(1)
     fill(places, "a")
-    await places.ask()
+    await places.request()
     gone, waits = await start(places), await start(places)
     gone.cancel()
     with suppress(asyncio.CancelledError):
@@ -152,7 +152,7 @@ async def test_who_leaves_the_line_is_not_granted_a_place() -> None:
 async def test_every_queued_gateway_gets_the_error_when_no_place_will_come() -> None:
     places = Places(1)
     fill(places, "a")
-    await places.ask()
+    await places.request()
     tasks = [await start(places) for _ in range(3)]
     places.close(Unavailable("the engine is draining"))
     for task in tasks:

@@ -24,7 +24,7 @@ from tests.operator.stage import Space, make_service
 
 from conveyor_bench.hostile.bars import NEVER, Bar, print_result
 from conveyor_bench.hostile.control.attacks import ATTACKS, TENANT, Stage
-from conveyor_bench.hostile.control.others import Asked, Taken
+from conveyor_bench.hostile.control.others import Taken, Targets
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
 from conveyor_bench.processes import resident_mib
@@ -167,8 +167,8 @@ def attack(
 def run(names: list[str], seconds: float, num_services: int) -> bool:
     bars: list[Bar] = []
     with running_control() as control:
-        asked = Asked(str(control.plane.kubeconfig), OTHERS, control.probes, value_path(OTHERS))
-        with Others("control.others", asked, Taken) as others:
+        targets = Targets(str(control.plane.kubeconfig), OTHERS, control.probes, value_path(OTHERS))
+        with Others("control.others", targets, Taken) as others:
             for name in names:
                 elsewhere = attack(control, others, name, False, seconds, num_services)
                 for bar in judge(name, elsewhere, attack(control, others, name, True, seconds, num_services)):

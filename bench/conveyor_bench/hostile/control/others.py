@@ -25,7 +25,7 @@ LONGEST_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Targets:
     """What to measure. `probes` are URLs; `value` is the API server's path of the autoscaler's metric."""
 
     kubeconfig: str
@@ -46,8 +46,8 @@ class Taken:
 class Measurement:
     """A measurement from one line of the standard input to the next."""
 
-    def __init__(self, asked: Asked, numbers: "itertools.count[int]") -> None:
-        self._asked, self._numbers = asked, numbers
+    def __init__(self, targets: Targets, numbers: "itertools.count[int]") -> None:
+        self._targets, self._numbers = targets, numbers
         self._ended = threading.Event()
         self.taken = Taken()
         measures = (self._create_services, self._read_values, self._call_probes)
@@ -62,7 +62,7 @@ class Measurement:
         return self.taken
 
     def _create_services(self) -> None:
-        space = Space(Api(Path(self._asked.kubeconfig)), self._asked.namespace)
+        space = Space(Api(Path(self._targets.kubeconfig)), self._targets.namespace)
         while not self._ended.wait(0.1):
             name = f"new-{next(self._numbers)}"
             began = time.perf_counter()
@@ -75,25 +75,25 @@ class Measurement:
             space.delete("InferenceService", name)
 
     def _read_values(self) -> None:
-        api = Api(Path(self._asked.kubeconfig))
+        api = Api(Path(self._targets.kubeconfig))
         while not self._ended.wait(0.1):
             began = time.perf_counter()
-            answered = api.reachable(self._asked.value)
+            answered = api.reachable(self._targets.value)
             self.taken.values.append(time.perf_counter() - began if answered else NEVER)
 
     def _call_probes(self) -> None:
         while not self._ended.wait(0.2):
-            for url in self._asked.probes:
+            for url in self._targets.probes:
                 began, status = time.perf_counter(), 0
                 with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
                     status = answer.status
                 self.taken.probes.append(time.perf_counter() - began if status == 200 else NEVER)
 
 
-def measure(asked: Asked) -> None:
+def measure(targets: Targets) -> None:
     numbers = itertools.count()
     while True:
-        measurement = Measurement(asked, numbers)
+        measurement = Measurement(targets, numbers)
         line = sys.stdin.readline()
         taken = measurement.end()
         if not line:
@@ -102,4 +102,4 @@ def measure(asked: Asked) -> None:
 
 
 if __name__ == "__main__":
-    measure(Asked(**json.loads(sys.argv[1])))
+    measure(Targets(**json.loads(sys.argv[1])))

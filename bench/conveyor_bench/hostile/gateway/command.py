@@ -36,7 +36,7 @@ from conveyor_bench.hostile.gateway.attacks import (
     TENANT,
     Stage,
 )
-from conveyor_bench.hostile.gateway.others import Asked, Taken
+from conveyor_bench.hostile.gateway.others import Taken, Targets
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
 from conveyor_bench.processes import Child, resident_mib
@@ -213,8 +213,8 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         api = Api(plane.kubeconfig)
         serve_metrics(api, metrics, (address, gateway.admin_port), "default")
         service = f"{gateway.url}/default/good/v1/completions"
-        asked = Asked(service, urls, str(plane.kubeconfig), value_path("default"))
-        others = stack.enter_context(Others("gateway.others", asked, Taken))
+        targets = Targets(service, urls, str(plane.kubeconfig), value_path("default"))
+        others = stack.enter_context(Others("gateway.others", targets, Taken))
         stages = (
             Stage(elsewhere, [], rate, api),
             Stage(gateway, [*probes, metrics.https_port], rate, api),

@@ -20,7 +20,7 @@ from e2e.cluster.api import Api
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Targets:
     """What to measure. `service` and `probes` (with `/demand`) are URLs; `value` is the path of the HPA's metric."""
 
     service: str
@@ -42,36 +42,36 @@ class Taken:
 class Measurement:
     """A measurement from one line of the standard input to the next."""
 
-    def __init__(self, asked: Asked, session: aiohttp.ClientSession) -> None:
-        self._asked, self._session = asked, session
-        self._api = Api(Path(asked.kubeconfig))
+    def __init__(self, targets: Targets, session: aiohttp.ClientSession) -> None:
+        self._targets, self._session = targets, session
+        self._api = Api(Path(targets.kubeconfig))
         self.taken = Taken()
         self._event_at = time.perf_counter()
 
     async def run(self, ended: asyncio.Event) -> Taken:
         self.taken = Taken()
-        await asyncio.gather(self._ask_service(ended), self._ask_probes(ended), self._ask_value(ended))
+        await asyncio.gather(self._query_service(ended), self._query_probes(ended), self._query_value(ended))
         self.taken.gaps.append(time.perf_counter() - self._event_at)  # counts a stream that has stopped, too
         return self.taken
 
-    async def _ask_service(self, ended: asyncio.Event) -> None:
+    async def _query_service(self, ended: asyncio.Event) -> None:
         while not ended.is_set():
-            await self._ask(self.taken.requests, "POST", self._asked.service)
+            await self._query(self.taken.requests, "POST", self._targets.service)
             await asyncio.sleep(0.02)
 
-    async def _ask_probes(self, ended: asyncio.Event) -> None:
+    async def _query_probes(self, ended: asyncio.Event) -> None:
         while not ended.is_set():
-            await asyncio.gather(*(self._ask(self.taken.probes, "GET", url) for url in self._asked.probes))
+            await asyncio.gather(*(self._query(self.taken.probes, "GET", url) for url in self._targets.probes))
             await asyncio.sleep(0.2)
 
-    async def _ask_value(self, ended: asyncio.Event) -> None:
+    async def _query_value(self, ended: asyncio.Event) -> None:
         while not ended.is_set():
             began = time.perf_counter()
-            answered = await asyncio.to_thread(self._api.reachable, self._asked.value)
+            answered = await asyncio.to_thread(self._api.reachable, self._targets.value)
             self.taken.values.append(time.perf_counter() - began if answered else NEVER)
             await asyncio.sleep(0.2)
 
-    async def _ask(self, taken: list[float], method: str, url: str) -> None:
+    async def _query(self, taken: list[float], method: str, url: str) -> None:
         began, status = time.perf_counter(), 0
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._session.request(method, url, data=b"good" if method == "POST" else None) as answer:
@@ -84,7 +84,7 @@ class Measurement:
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._session.post(self._asked.service, data=b"tokens", timeout=no_end) as stream:
+                async with self._session.post(self._targets.service, data=b"tokens", timeout=no_end) as stream:
                     self._event_at = time.perf_counter()
                     async for line in stream.content:
                         if line.startswith(b"data:"):
@@ -95,10 +95,10 @@ class Measurement:
             await asyncio.sleep(0.1)
 
 
-async def measure(asked: Asked, read_line: Callable[[], str]) -> None:
+async def measure(targets: Targets, read_line: Callable[[], str]) -> None:
     connector = aiohttp.TCPConnector(force_close=True)  # a new connection each time
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
-        measurement = Measurement(asked, session)
+        measurement = Measurement(targets, session)
         streams = asyncio.create_task(measurement.read_streams())
         while True:
             ended = asyncio.Event()
@@ -113,4 +113,4 @@ async def measure(asked: Asked, read_line: Callable[[], str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(Asked(**json.loads(sys.argv[1])), sys.stdin.readline))
+    asyncio.run(measure(Targets(**json.loads(sys.argv[1])), sys.stdin.readline))

@@ -121,7 +121,7 @@ async def request_place(request: Request) -> Response:
     """
     engine = app_state(request).engine
     engine.check_state()
-    requesting = asyncio.create_task(engine.places.ask(request_level(request) or 0))
+    requesting = asyncio.create_task(engine.places.request(request_level(request) or 0))
     leaving = asyncio.create_task(client_left(request.receive))
     try:
         await asyncio.wait({requesting, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -200,10 +200,10 @@ class ChatRequest(SamplingFields):
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables. Values in `chat_template_kwargs` take precedence."""
-        asked = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
-        effort = {} if asked is None else {"reasoning_effort": asked}
-        thinking = {"enable_thinking": False} if asked == "none" else {}
-        return {**effort, **thinking, **(self.chat_template_kwargs or {})}
+        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        variables = {} if effort is None else {"reasoning_effort": effort}
+        thinking = {"enable_thinking": False} if effort == "none" else {}
+        return {**variables, **thinking, **(self.chat_template_kwargs or {})}
 
     def messages_for_template(self) -> list[dict[str, Any]]:
         """Return the messages as dicts.

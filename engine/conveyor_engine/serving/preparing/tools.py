@@ -241,8 +241,8 @@ class EarlierCustomCall(Object):
     def for_template(self) -> Json:
         """Return the call as chat templates receive it: as a call of the function that stands for the tool."""
         function = {"name": self.custom.name, "arguments": {"input": self.custom.input}}
-        told = {"type": "function", "function": function}
-        return told if self.id is None else {"id": self.id, **told}
+        call = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
 
 
 class EarlierCall(Object):

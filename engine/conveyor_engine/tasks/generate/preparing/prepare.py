@@ -191,7 +191,7 @@ def _prepared(
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
     choices: list[PreparedChoice] = []
-    asked: list[SamplingParams] = []
+    all_params: list[SamplingParams] = []
     find_token = partial(_find_token, model, facts=job.facts)
     grammar = grammar or "".join(build_form_grammar(form, field, find_token) for field, form in fields.forms().items())
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
@@ -205,11 +205,11 @@ def _prepared(
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         _check_prompt(fields, prompt, params, job.facts)
         for choice in range(fields.choices_per_prompt()):
-            asked.append(_for_choice(params, choice))
+            all_params.append(_for_choice(params, choice))
             request = EngineRequest(
                 request_id=f"{request_id}-{len(requests)}",
                 prompt_token_ids=prompt,
-                params=asked[-1],
+                params=all_params[-1],
                 grammar=grammar,
                 thinking=thinking,
                 level=job.find_level(fields.priority),
@@ -219,9 +219,9 @@ def _prepared(
                 adapter=adapter,
             )
             requests.append(request)
-            choices.append(_choice(request, asked[-1], fields))
+            choices.append(_choice(request, all_params[-1], fields))
     is_scored = fields.prompt_logprobs_wanted() is not None
-    check_logprobs(fields, asked, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
+    check_logprobs(fields, all_params, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
     return PreparedText(
         id=request_id,
         model=model.names[adapter],
