@@ -202,6 +202,13 @@ _IMAGE_TEXT: dict[str, dict[str, Any]] = {
     },
 }
 IMAGE_TEXT_KINDS = tuple(_IMAGE_TEXT)
+# The most downloaded checkpoint of 2026 (Qwen3.6-35B-A3B-FP8) has its parts: images, states, experts, and FP8.
+_IMAGE_TEXT["qwen3_5_moe"] = {
+    "text_config": _COMMON
+    | _OTHERS["qwen3_5_moe_text"]
+    | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}},
+    "vision_config": _QWEN_TOWER | {"num_position_embeddings": 16},
+}
 OTHER_KINDS = (*_OTHERS, *_IMAGE_TEXT)
 _WITH_STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid")
 WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})

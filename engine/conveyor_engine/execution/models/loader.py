@@ -94,6 +94,8 @@ def _read_weights(
         if (directory / "generation_config.json").is_file():
             options["generation_config"] = GenerationConfig.from_pretrained(directory, local_files_only=True)
         model_class = kind.classes[type(config)]
+        if model_class.config_class is config.sub_configs.get("text_config"):
+            options["config"] = config.get_text_config()  # as the automatic classes do
         loaded = model_class.from_pretrained(None, state_dict=dict(restoring.tensors), **options)
     return loaded
 

@@ -1,6 +1,7 @@
 """Checks that declared quantized checkpoints are restored for every task, and that all others are rejected."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,33 @@ def test_a_damaged_weight_is_named(tmp_path: Path) -> None:
     declare(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"})
     with pytest.raises(ModelError, match=r"is damaged: .*weight: .*5"):
         load(tmp_path)
+
+
+def test_images_states_experts_and_fp8_come_together(tmp_path: Path) -> None:
+    """As in Qwen3.6-35B-A3B-FP8. Norms, convolutions, the head and the encoder of images are not quantized."""
+    reference = Reference("qwen3_5_moe", tmp_path)
+
+    def to_blocks(layer: str, weight: torch.Tensor) -> Tensors:
+        if weight.dim() != 2 or "visual" in layer or not re.search(r"(proj|gate|qkvz?|ba|[abz])$", layer):
+            return {f"{layer}.weight": weight}
+        rows, columns = (-(-size // 16) for size in weight.shape)
+        scale = torch.full((rows, columns), float(weight.abs().amax()) / 448)
+        return {f"{layer}.weight": (weight / scale[0, 0]).to(torch.float8_e4m3fn), f"{layer}.weight_scale_inv": scale}
+
+    quantize(tmp_path, to_blocks)
+    declare(tmp_path, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]})
+    names = {name for name in load_file(tmp_path / WEIGHTS) if name.endswith("_scale_inv")}
+    assert {"experts", "self_attn", "linear_attn"} <= {part for name in names for part in name.split(".")}
+    core = reference.make_core()
+    for number, prompt in enumerate(reference.prompts):
+        add(core, str(number), prompt)
+    outputs = run(core)
+    restored_text = load_weights(tmp_path, CAUSAL_LM)
+    restored = {re.sub("^model", "model.language_model", name): weight for name, weight in restored_text.items()}
+    assert not reference.model.load_state_dict(restored, strict=False).unexpected_keys
+    for number, prompt in enumerate(reference.prompts):
+        tokens = [token for output in outputs[str(number)] for token in output.new_token_ids]
+        assert tokens == greedy(reference.model, prompt, MAX_TOKENS)
 
 
 def test_gpt_oss_runs_as_it_is_published(tmp_path: Path) -> None:
