@@ -21,6 +21,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # litellm imports mcp for a request with tools, but does not install it
 
+AI_SDK = (
+    *("npm:ai@6.0.326", "npm:@ai-sdk/openai@3.0.141", "npm:@ai-sdk/anthropic@3.0.140"),
+    *("npm:@ai-sdk/openai-compatible@2.0.92", "npm:zod@4.6.7"),
+)
+
 Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint", "script"]
 
 
@@ -66,6 +71,18 @@ def _coding_agent(name: str, *packages: str) -> Client:
         packages,
         (sys.executable, str(PROGRAMS / "coding_agent.py"), name, "{env}", "{base}", "{model}", "{out}"),
         "a task of three calls (read, edit, run), and again with a connection that is cut in an answer",
+        task="script",
+    )
+
+
+def _ai_sdk(provider: str) -> Client:
+    """Return the row of Vercel's AI SDK with one provider."""
+    schema = "" if provider == "anthropic" else "tools with a schema, "
+    return Client(
+        f"AI SDK, {provider}",
+        AI_SDK,
+        ("node", str(PROGRAMS / "ai_sdk.mjs"), provider, "{url}", "{model}"),
+        f"a text, a loop of tools, the same streamed, {schema}the next turn, errors",
         task="script",
     )
 
@@ -367,6 +384,7 @@ CLIENTS = (
         "`examples/speech-and-pictures.html`: a prompt, its previews and its picture, errors",
         task="paint",
     ),
+    *map(_ai_sdk, ("compatible", "chat", "responses", "anthropic")),
     _coding_agent("claude-code", "npm:@anthropic-ai/claude-code@2.1.197"),
     _coding_agent("codex", "npm:@openai/codex@0.171.0"),
     _coding_agent("opencode", "npm:opencode-ai@1.18.33"),

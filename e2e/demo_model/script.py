@@ -3,7 +3,7 @@
 The chat template chooses the answer: the script by the tools that the client offers, and the step by the number of
 answers with calls so far. The prompt is one token, and the model continues it to the end of the step.
 
-The task of each script: read `calc.py`, correct it, run it.
+The task of each coding agent: read `calc.py`, correct it, run it. The script `tools` is for SDKs, and ends with JSON.
 """
 
 import json
@@ -18,6 +18,9 @@ END: Final = "<|end|>"
 CONTEXT_TOKENS: Final = 131_072
 _HIDDEN = 256
 _PIECE_CHARACTERS = 10
+
+# In these tokens, because a grammar that leaves no choice of the next text allows only the tokens of this text.
+FORECAST: Final = ('{"city": "', 'Paris", "', 'degrees"', ": 21}")
 
 Call = tuple[str, Mapping[str, Any]]
 RUN: Final = "python3 calc.py"
@@ -38,6 +41,7 @@ SCRIPTS: Final[Mapping[str, Sequence[Call]]] = {
         ("exec_command", {"cmd": f"sed -i 's/{BROKEN}/{MENDED}/' calc.py"}),
         ("exec_command", {"cmd": RUN}),
     ],
+    "tools": [("get_weather", {"city": "Paris"})],
     "mini-swe-agent": [
         ("bash", {"command": "cat calc.py"}),
         ("bash", {"command": f"sed -i 's/{BROKEN}/{MENDED}/' calc.py"}),
@@ -47,14 +51,20 @@ SCRIPTS: Final[Mapping[str, Sequence[Call]]] = {
 }
 
 
-def _steps() -> Iterator[tuple[str, str]]:
-    """Yield each step's token and its text."""
+def _steps() -> Iterator[tuple[str, str | Sequence[str]]]:
+    """Yield each step's token and its text, or the pieces of the text."""
     for script, calls in SCRIPTS.items():
         for number, (name, arguments) in enumerate(calls):
             call = json.dumps({"name": name, "arguments": arguments})
-            yield f"<|{script}-{number}|>", f"Step {number + 1}. <tool_call>\n{call}\n</tool_call>"
-        yield f"<|{script}-{len(calls)}|>", LAST
+            before = "" if script == "tools" else f"Step {number + 1}. "  # with a schema, only calls may precede JSON
+            yield f"<|{script}-{number}|>", f"{before}<tool_call>\n{call}\n</tool_call>"
+        yield f"<|{script}-{len(calls)}|>", FORECAST if script == "tools" else LAST
     yield "<|plain|>", "Yes."
+
+
+def find_last(script: str) -> str:
+    """Return the text after the last call."""
+    return "".join(FORECAST) if script == "tools" else LAST
 
 
 def _cut(text: str, taken: set[str]) -> Iterator[str]:
@@ -91,8 +101,8 @@ def _template() -> str:
 
 def train(directory: Path, log: Callable[[str], None]) -> None:
     """Write the model. Nothing is trained."""
-    taken: set[str] = set()
-    chains = [[token, *_cut(text, taken), END] for token, text in _steps()]
+    taken = set(FORECAST)
+    chains = [[token, *(_cut(text, taken) if isinstance(text, str) else text), END] for token, text in _steps()]
     _write_weights(directory, _write_tokenizer(directory, chains))
     log(f"{len(chains)} answers of {sum(map(len, chains))} tokens")
 

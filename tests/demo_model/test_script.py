@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conveyor_engine.text.parsing.build import Parsing, build_parser
-from e2e.demo_model.script import LAST, SCRIPTS, train
+from e2e.demo_model.script import SCRIPTS, find_last, train
 
 
 @pytest.fixture(scope="module")
@@ -36,4 +36,4 @@ def test_an_agent_with_the_script_s_tools_gets_its_calls_in_turn(folder: Path, s
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]})
     *calls, last = told
     assert [(each["tool_call"], json.loads(each["arguments"])) for each in calls] == list(SCRIPTS[script])
-    assert last == {"content": LAST, "tool_call": "", "arguments": ""}
+    assert last == {"content": find_last(script), "tool_call": "", "arguments": ""}

@@ -12,7 +12,7 @@ from e2e.clients.__main__ import SERVICES
 from e2e.clients.matrix import CLIENTS, Client
 from e2e.clients.runner import Target
 from e2e.clients.runner import run as run_client
-from e2e.demo_model import DEMO
+from e2e.demo_model import DEMO, SCRIPT, demo_model_directory
 
 NAMES = ("openai (Python)", "anthropic")
 
@@ -30,8 +30,23 @@ def target(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[T
         yield Target(f"{running.root}/default/{name}/v1", name, model)
 
 
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    model, service = demo_model_directory(SCRIPT), SERVICES["script"]
+    with Running(tmp_path_factory.mktemp("script"), model.parent, service) as running:
+        running.wait_ready()
+        yield Target(f"{running.root}/default/{service['metadata']['name']}/v1", service["metadata"]["name"], model)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("client", [each for each in CLIENTS if each.name in NAMES], ids=lambda client: client.name)
 def test_a_client_of_the_matrix_is_served(client: Client, target: Target) -> None:
     assert run_client(client, target)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("client", [each for each in CLIENTS if each.task == "script"], ids=lambda client: client.name)
+def test_a_coding_agent_does_its_task_also_if_a_connection_is_cut(client: Client, scripted: Target) -> None:
+    assert run_client(client, scripted)

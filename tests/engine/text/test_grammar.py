@@ -233,7 +233,7 @@ CALL_OF_EACH_FORMAT = {
 
 @pytest.mark.parametrize("name", CALL_OF_EACH_FORMAT)
 @pytest.mark.parametrize(
-    "marks", [(), ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>")]
+    "marks", [(), ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>"), (">\n",)]
 )
 @pytest.mark.parametrize(("kind", "form", "answer"), [("json", OBJECT, '{"a": 5}'), ("choice", ["yes", "no"], "no")])
 def test_an_answer_is_a_call_in_any_format_or_follows_the_form(

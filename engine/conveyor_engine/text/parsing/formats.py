@@ -78,6 +78,8 @@ class Format:
 
 
 LIST = "list"
+_REST: Final = r"""rest: TEXT (<[*]> TEXT)*
+TEXT: /(.|\n)*/"""  # any tokens; the first one may begin within a mark
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
 FORMATS: Final[Mapping[str, Format]] = {
     # in the order in which templates are searched: more specific formats come first
@@ -174,11 +176,11 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     """
     row = FORMATS[name]
     begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in row.begins]
-    free = f"({' | '.join(begins)}) <[*]>*" if begins else ""
+    free = f"({' | '.join(begins)}) rest" if begins else ""
     leading = "" if row.shape is None or row.reads_marks else row.shape.build_free_grammar(tools)
     start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
     inner = json.loads(form)["grammars"][0] if form.startswith("{") else {"lark_grammar": form}
-    return json.dumps({"grammars": [{"lark_grammar": f"{start}\n{leading}"}, {**inner, "name": "form"}]})
+    return json.dumps({"grammars": [{"lark_grammar": f"{start}\n{_REST}\n{leading}"}, {**inner, "name": "form"}]})
 
 
 def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:

@@ -121,3 +121,23 @@ def test_more_than_an_answer_may_hold_are_refused(server: EngineServer) -> None:
     response = server.post("/v1/completions", body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] in ("logprobs", "n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_scored_without_an_answer(server: EngineServer, stream: bool) -> None:
+    """As programs that measure perplexity ask for it."""
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 1, "temperature": 0}
+    one = server.post("/v1/completions", body | {"max_tokens": 1, "ignore_eos": True}).json()["choices"][0]
+    answer = server.post("/v1/completions", body | {"max_tokens": 0, "stream": stream})
+    none = read(answer, stream=stream)
+    assert none["logprobs"] == {name: values[:-1] for name, values in one["logprobs"].items()}
+    assert one["text"].startswith(none["text"])
+    if not stream:
+        assert none["finish_reason"] == "length"
+        usage = answer.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), 0)
+
+
+def test_without_echo_an_answer_has_a_token_at_least(server: EngineServer) -> None:
+    error = server.post("/v1/completions", {"prompt": "a", "max_tokens": 0}).json()["error"]
+    assert (error["param"], error["code"]) == ("max_tokens", "invalid_value")

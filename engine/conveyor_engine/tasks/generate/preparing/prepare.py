@@ -76,6 +76,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     names_alternatives: bool = False  # whether the request lists the tokens whose log probabilities are returned
     prompt_token_ids: list[bytes] = []  # each prompt's ids, as uint32; empty if the response has no prompt ids
     echoes: list[Echo] = []  # for each prompt; empty if the response does not repeat prompts
+    shows_only_prompt: bool = False
     reports_prompt_logprobs: bool = False
     parsing: Parsing = NO_PARSING
     called_as: dict[str, CalledAs] = {}  # how the client knows functions that are not its own
@@ -90,10 +91,12 @@ def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
     num_requests = len(fields.prompt) * fields.choices_per_prompt()
     if num_requests > job.num_requests_max:
         raise too_many("prompts x n", num_requests, job, "n")
-    max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
+    shows_only_prompt = fields.max_tokens == 0  # the engine samples one token, which the answer leaves out
+    max_tokens = fields.max_tokens or (1 if shows_only_prompt else COMPLETION_MAX_TOKENS)
     truncation = fields.truncation(job.facts.max_model_len - max_tokens)
     prompts = [read_prompt(model, prompt, truncation, job.facts, "prompt") for prompt in fields.prompt]
-    return _prepared(model, fields, prompts, max_tokens, job, "cmpl-")
+    prepared = _prepared(model, fields, prompts, max_tokens, job, "cmpl-")
+    return msgspec.structs.replace(prepared, shows_only_prompt=shows_only_prompt)
 
 
 def prepare_chat(model: ServedModel, job: Job) -> PreparedText:

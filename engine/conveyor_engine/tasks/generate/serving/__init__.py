@@ -44,6 +44,7 @@ def _refine(schemas: Json) -> None:
     chat.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs"))
     completion.append(_needs("logprob_token_ids", {"type": "array"}, "logprobs", list(range(TOP_LOGPROBS_MAX + 1))))
     forced = {"not": {"enum": [None, "none", "auto"]}}
+    completion.append(_needs("max_tokens", {"const": 0}, "echo"))
     chat.append(_calls_fit(forced, _has_type("function", "custom"), _NO_FORMS))
     must = {"type": "object", "properties": {"type": {"enum": ["any", "tool"]}}}
     schemas["ResponsesRequest"]["allOf"] = [

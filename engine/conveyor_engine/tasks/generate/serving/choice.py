@@ -32,6 +32,11 @@ class Delta(NamedTuple):
     stop_string: str | None = None  # the stop string that ended the choice; in the last delta only
     content_tokens: Sequence[Token] = ()  # new tokens of the content, if the format shows them
 
+    def without_answer(self) -> "Delta":
+        """Return the delta of an answer that has no tokens of its own."""
+        reason = None if self.finish_reason is None else "length"
+        return Delta(self.choice, (), [], reason, 0, prompt_logprobs=self.prompt_logprobs)
+
 
 class Choice:
     """The state of one choice.

@@ -90,7 +90,7 @@ class GeneratedResponse(EngineResponse):
         for output in outputs:
             choice = self._choice_of[output.request_id]
             if (delta := choice.push(output)) is not None:
-                deltas.append(delta)
+                deltas.append(delta.without_answer() if self._prepared.shows_only_prompt else delta)
             if choice.finish_reason is not None and output.finish_reason is None:  # by a stop string
                 stopped.append(choice.request_id)
         if stopped:
@@ -140,7 +140,7 @@ class GeneratedResponse(EngineResponse):
 
     def _usage(self) -> Usage:
         prompt_tokens = self._prepared.num_prompt_tokens
-        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        completion_tokens = 0 if self._prepared.shows_only_prompt else sum(each.num_tokens for each in self._choices)
         first_choices = self._choices[:: self._prepared.choices_per_prompt]
         cached = sum(choice.num_cached_tokens for choice in first_choices)
         thinking = sum(choice.num_thinking_tokens for choice in self._choices)
