@@ -35,7 +35,7 @@ class Burst:
 
     service: Service
     clients: int
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     samples: list[Sample] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
 
@@ -52,7 +52,7 @@ class Burst:
             except SendError as error:
                 return f"--load: {error}"
             self._began = time.monotonic()
-            self.tell(f"burst: {self.clients} clients, until {self._most} engines are ready")
+            self.report(f"burst: {self.clients} clients, until {self._most} engines are ready")
             stop = asyncio.Event()
             sending = [asyncio.create_task(self._send(session, target, stop, answers, n)) for n in range(self.clients)]
             await self._watch(lambda: len(self.service.ready_pods) >= self._most, _UP_SECONDS)
@@ -60,9 +60,9 @@ class Burst:
             stop.set()
             await asyncio.gather(*sending)
         sent_seconds = time.monotonic() - self._began
-        self.tell("burst over")
+        self.report("burst over")
         await self._watch(lambda: len(self.service.pods) <= self._fewest, _DOWN_SECONDS)
-        return self._report(answers, sent_seconds, picture)
+        return self._summarise(answers, sent_seconds, picture)
 
     @property
     def _most(self) -> int:
@@ -99,16 +99,16 @@ class Burst:
             )
             await asyncio.sleep(_SAMPLE_SECONDS)
 
-    def _report(self, answers: list[Answer], sent_seconds: float, picture: Path) -> str:
+    def _summarise(self, answers: list[Answer], sent_seconds: float, picture: Path) -> str:
         title = f"{self.service.key}: {self.clients} clients, at most {self._most} engines"
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(build_svg(title, self.samples), encoding="utf-8")
         found = summarise(answers, sent_seconds, Objectives())
         peak = max(sample.ready for sample in self.samples)
-        self.tell(
+        self.report(
             f"{found.requests} requests, {found.failed} failed; {found.output_tokens:.0f} tokens/s; "
             f"time to first token P50 {found.ttft.p50:.2f} s, P95 {found.ttft.p95:.2f} s; {self._fewest} -> {peak} -> "
             f"{len(self.service.ready_pods)} engines; picture: {picture}"
         )
-        told = ", ".join(f"{problem} ({count})" for problem, count in found.problems[:3])
-        return f"--load: {found.failed} of {found.requests} requests failed: {told}" if found.failed else ""
+        problems = ", ".join(f"{problem} ({count})" for problem, count in found.problems[:3])
+        return f"--load: {found.failed} of {found.requests} requests failed: {problems}" if found.failed else ""

@@ -92,36 +92,36 @@ def _parse_clients(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program. Returns its exit code: 0, 1 for an error of the run, 2 if files or flags are wrong."""
     end_on_sigterm()
-    flags = build_parser().parse_args(arguments)
+    given = build_parser().parse_args(arguments)
     try:
-        return _run(flags)
+        return _run(given)
     except RunError as error:
         print(f"conveyor run: {make_printable(str(error))}", file=sys.stderr)
         return error.code
 
 
-def _run(flags: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     import uvloop
 
     from conveyor_local.files import read_objects
     from conveyor_local.places import find_cache
-    from conveyor_local.running import Run, Wishes
+    from conveyor_local.running import Flags, Run
     from conveyor_local.screen import Screen
 
-    objects = read_objects(flags.files, flags.namespace)
-    wishes = Wishes(
-        host=flags.host,
-        port=flags.port,
-        cache=flags.cache or find_cache(os.environ),
-        volumes=dict(flags.volume),
-        autoscales=not flags.no_autoscaling,
-        sync_seconds=flags.sync_period,
-        load=flags.load,
-        picture=flags.picture,
-        until_done=flags.until_done,
-        verbose=flags.verbose,
+    objects = read_objects(given.files, given.namespace)
+    flags = Flags(
+        host=given.host,
+        port=given.port,
+        cache=given.cache or find_cache(os.environ),
+        volumes=dict(given.volume),
+        autoscales=not given.no_autoscaling,
+        sync_seconds=given.sync_period,
+        load=given.load,
+        picture=given.picture,
+        until_done=given.until_done,
+        verbose=given.verbose,
     )
-    run = Run(objects, wishes, Screen())
+    run = Run(objects, flags, Screen())
     with (run.places.state / "gateway.log").open("w") as log:
         set_up_log("INFO", "logfmt", stream=log)
         try:

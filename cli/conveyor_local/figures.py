@@ -61,8 +61,8 @@ class Figures:
     async def read_warm_up(self, service: str, pod: str) -> float | None:
         """Return the seconds of an engine's warm-up; None if they are not known."""
         try:
-            asked = {"service": service, "pod": pod}
-            page = await read_page(self._http, self._gateway, START_PATH, _TIMEOUT_SECONDS, asked)
+            query = {"service": service, "pod": pod}
+            page = await read_page(self._http, self._gateway, START_PATH, _TIMEOUT_SECONDS, query)
         except GatewayUnreadable:
             return None
         return None if page is None else msgspec.json.decode(page, type=Start).warm_up_seconds

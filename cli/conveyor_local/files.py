@@ -81,8 +81,8 @@ def read_objects(paths: Iterable[str], namespace: str = "", stdin: TextIO | None
         for body in _parse(where, text):
             objects.add(where, body, namespace or DEFAULT_NAMESPACE)
     if not objects.services:
-        told = f"; {', '.join(objects.skipped)} have no use here" if objects.skipped else ""
-        raise RunError(f"there is no InferenceService in {', '.join(paths)}{told}")
+        others = f"; {', '.join(objects.skipped)} have no use here" if objects.skipped else ""
+        raise RunError(f"there is no InferenceService in {', '.join(paths)}{others}")
     return objects
 
 

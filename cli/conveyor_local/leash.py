@@ -23,7 +23,7 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_look_for, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before this process asked
+    if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 

@@ -73,8 +73,8 @@ def check_gpus(services: Sequence[InferenceService], machine: Machine) -> None:
     """Raise RunError if the first engines of all services need more GPUs than there are."""
     needs = {each.key: each.spec.first_replicas * count_gpus(each, machine) for each in services}
     if sum(needs.values()) > len(machine.gpus):
-        told = ", ".join(f"{key} needs {count}" for key, count in needs.items() if count)
-        raise RunError(f"too few GPUs: {told}, and this machine has {len(machine.gpus)} ({names.GPU})", 1)
+        listed = ", ".join(f"{key} needs {count}" for key, count in needs.items() if count)
+        raise RunError(f"too few GPUs: {listed}, and this machine has {len(machine.gpus)} ({names.GPU})", 1)
 
 
 def _find_gpus(environment: Mapping[str, str]) -> list[str]:

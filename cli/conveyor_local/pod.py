@@ -34,7 +34,7 @@ _PORT: Final = re.compile(r'event"?[=:] ?"?listening\b.*?\bport"?[=:] ?"?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PodPlan:
     """How to run the pods of one service. build: returns the program of a container; raises Missing.
 
     gpus: the number that an engine gets. grace_seconds: from SIGTERM to SIGKILL.
@@ -53,24 +53,24 @@ class Recipe:
 class Pod:
     """A pod. on_change: called after each change of `state`."""
 
-    def __init__(self, recipe: Recipe, name: str, http: aiohttp.ClientSession, on_change: Callable[[], None]) -> None:
+    def __init__(self, plan: PodPlan, name: str, http: aiohttp.ClientSession, on_change: Callable[[], None]) -> None:
         self.name = name
         self.uid = str(uuid4())
         self.gpus: list[str] = []
         self.port = 0
         self.fetch_seconds = self.start_seconds = 0.0  # of all downloads; from the engine's start until it was ready
-        self._recipe = recipe
+        self._plan = plan
         self._http = http
         self._on_change = on_change
         self._process: Process | None = None
         self._leaving = asyncio.Event()
-        spec = recipe.template["spec"]
+        spec = plan.template["spec"]
         self._containers = {
             each["name"]: ContainerState(each["name"], initial=each["name"] != ENGINE_CONTAINER)
             for each in (*spec["initContainers"], *spec["containers"])
         }
         self._state = PodState(
-            name, self.uid, recipe.namespace, template_label=TEMPLATE_LABEL, phase="Pending", created_at=_now()
+            name, self.uid, plan.namespace, template_label=TEMPLATE_LABEL, phase="Pending", created_at=_now()
         )
         self._task = asyncio.create_task(self._run(), name=name)
 
@@ -93,7 +93,7 @@ class Pod:
     @property
     def folder(self) -> Path:
         """The folder of its logs."""
-        return self._recipe.folder / self.name
+        return self._plan.folder / self.name
 
     async def stop(self) -> None:
         """Stop as Kubernetes deletes a pod: no new requests, SIGTERM, and SIGKILL after the grace period."""
@@ -101,7 +101,7 @@ class Pod:
         self._change(leaving=True)
         while not self._task.done():
             if self._process is not None:
-                await self._process.stop(self._recipe.grace_seconds)
+                await self._process.stop(self._plan.grace_seconds)
             await asyncio.wait((self._task,), timeout=_LOOK_SECONDS)
         self._task.result()
 
@@ -113,22 +113,22 @@ class Pod:
     async def _run(self) -> None:
         try:
             await self._wait_for_gpus()
-            spec = self._recipe.template["spec"]
+            spec = self._plan.template["spec"]
             for container in (*spec["initContainers"], *spec["containers"]):
                 await self._repeat(container)
         finally:
-            self._recipe.give_gpus_back(self.gpus)
+            self._plan.give_gpus_back(self.gpus)
 
     async def _wait_for_gpus(self) -> None:
         while not self._leaving.is_set():
-            found = self._recipe.take_gpus(self._recipe.gpus)
+            found = self._plan.take_gpus(self._plan.gpus)
             if found is not None:
                 self.gpus = found
                 self._change(unschedulable="", unschedulable_at="", scheduled_at=_now())
                 return
             if not self._state.unschedulable:
-                told = f"all GPUs of this machine are in use: Insufficient {names.GPU}"
-                self._change(unschedulable=told, unschedulable_at=_now())
+                message = f"all GPUs of this machine are in use: Insufficient {names.GPU}"
+                self._change(unschedulable=message, unschedulable_at=_now())
             await self._pause(1.0)
 
     async def _repeat(self, container: Object) -> None:
@@ -150,7 +150,7 @@ class Pod:
         """Run a container once. Returns its exit code; None if it cannot start."""
         name: str = container["name"]
         try:
-            program = self._recipe.build(container, self)
+            program = self._plan.build(container, self)
         except Missing as error:
             self._set(container, waiting_reason=_CONFIG_ERROR, waiting_message=str(error))
             return None

@@ -91,8 +91,8 @@ def find_volume(volume: Object, namespace: str, places: Places, objects: Objects
     if claim := volume.get("persistentVolumeClaim"):
         return places.find_volume(claim["claimName"])
     if image := volume.get("image"):
-        told = f"oci://{image['reference']} is an image, which only a cluster mounts"
-        raise RunError(f"{told}; unpack it into a folder, and name it with pvc:// and --volume")
+        cause = f"oci://{image['reference']} is an image, which only a cluster mounts"
+        raise RunError(f"{cause}; unpack it into a folder, and name it with pvc:// and --volume")
     if source := volume.get("configMap"):
         return _write_files(own / "config-maps" / source["name"], _read_config_map(objects, namespace, source["name"]))
     if source := volume.get("secret"):

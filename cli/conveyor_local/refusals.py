@@ -1,4 +1,4 @@
-"""Tells why the API server would refuse an InferenceService, in its words. Used by `files`.
+"""Returns why the API server would refuse an InferenceService, in its words. Used by `files`.
 
 The models of `conveyor_api` check the same rules as the CustomResourceDefinition. This module turns their errors into
 the API server's texts; a test compares both for every invalid resource of tests/api.
@@ -39,12 +39,12 @@ def describe_refusal(body: Mapping[str, Any]) -> str:
         return ""
     unknown = [each for each in found if each["type"] == "extra_forbidden"]
     if unknown:
-        told = ", ".join(f'unknown field "{_name_path(each)}"' for each in unknown)
+        fields = ", ".join(f'unknown field "{_name_path(each)}"' for each in unknown)
         kind = names.KIND
-        return f'{kind} in version "{names.VERSION}" cannot be handled as a {kind}: strict decoding error: {told}'
+        return f'{kind} in version "{names.VERSION}" cannot be handled as a {kind}: strict decoding error: {fields}'
     problems = list(dict.fromkeys(_describe(each, body) for each in found))
-    told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-    return f'{names.KIND}.{names.GROUP} "{name}" is invalid: {told}'
+    listed = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return f'{names.KIND}.{names.GROUP} "{name}" is invalid: {listed}'
 
 
 def _name_path(details: ErrorDetails) -> str:

@@ -28,7 +28,7 @@ from conveyor_local.logs import follow_logs
 from conveyor_local.machine import check_gpus, find_machine
 from conveyor_local.offline import OfflineJob
 from conveyor_local.places import open_places
-from conveyor_local.recipes import Surroundings
+from conveyor_local.plans import Surroundings
 from conveyor_local.screen import News, Screen, build_calls
 from conveyor_local.service import Options, Service
 from conveyor_local.source import LocalSource
@@ -42,7 +42,7 @@ _LOOK_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Flags:
     """The flags of the command."""
 
     host: str
@@ -66,57 +66,57 @@ class Wishes:
 class Run:
     """One run."""
 
-    def __init__(self, objects: Objects, wishes: Wishes, screen: Screen) -> None:
+    def __init__(self, objects: Objects, flags: Flags, screen: Screen) -> None:
         """Plan the run, and create its folders. Nothing is started. Raises RunError."""
-        self._wishes = wishes
+        self._flags = flags
         self._screen = screen
         self._created_at = format_time(datetime.now(UTC))
-        self.places = open_places(wishes.cache, wishes.volumes)
+        self.places = open_places(flags.cache, flags.volumes)
         self._machine = find_machine(os.environ)
         around = Surroundings(self.places, objects, self._machine, dict(os.environ))
-        options = Options(wishes.autoscales, wishes.sync_seconds, wishes.root, screen.tell)
+        options = Options(flags.autoscales, flags.sync_seconds, flags.root, screen.report)
         bodies = [self._complete(body) for body in objects.services.values()]
         self._services = [Service(body, around, options) for body in bodies]
         specs = [each.service for each in self._services]
         check_gpus(specs, self._machine)
-        most = [each.spec.most_replicas if wishes.autoscales else each.spec.first_replicas for each in specs]
+        most = [each.spec.most_replicas if flags.autoscales else each.spec.first_replicas for each in specs]
         self._machine.engines = max(1, sum(most))
         self._jobs = [OfflineJob(key, body, around) for key, body in objects.jobs.items()]
         self._source = LocalSource(specs, self._created_at)
         self._started = asyncio.Event()
-        self._tell_plan(bodies, objects)
+        self._report_plan(bodies, objects)
 
     def _complete(self, body: Object) -> Object:
         """Return the body with the metadata that the API server sets."""
         metadata = {"uid": str(uuid4()), "generation": 1, "creationTimestamp": self._created_at}
         return {**body, "metadata": {**body["metadata"], **metadata}}
 
-    def _tell_plan(self, bodies: list[Object], objects: Objects) -> None:
-        tell = self._screen.tell
-        tell(f"this machine: {self._machine.describe()}; logs: {self.places.state}")
+    def _report_plan(self, bodies: list[Object], objects: Objects) -> None:
+        report = self._screen.report
+        report(f"this machine: {self._machine.describe()}; logs: {self.places.state}")
         for service, body in zip(self._services, bodies, strict=True):
             if (fraction := self._machine.find_kv_fraction(service.service)) is not None:
-                tell(f"{service.key}: the KV cache of each engine gets {fraction:.0%} of the free memory")
+                report(f"{service.key}: the KV cache of each engine gets {fraction:.0%} of the free memory")
             if found := list_without_effect(body):
-                tell(f"{service.key}: no effect here: {', '.join(found)}")
+                report(f"{service.key}: no effect here: {', '.join(found)}")
         if objects.skipped:
-            tell(f"skipped, because only a cluster uses them: {', '.join(objects.skipped)}")
+            report(f"skipped, because only a cluster uses them: {', '.join(objects.skipped)}")
         if any(each.scales for each in self._services):
-            tell(f"the autoscaler decides every {self._wishes.sync_seconds:g} s (15 s in a cluster by default)")
+            report(f"the autoscaler decides every {self._flags.sync_seconds:g} s (15 s in a cluster by default)")
 
     async def go(self) -> int:
         """Run until a signal. Returns the exit code. Raises RunError."""
         stop, end_now = _catch_signals()
         settings = Settings(
-            host=self._wishes.host,
-            port=self._wishes.port,
+            host=self._flags.host,
+            port=self._flags.port,
             admin_port=0,
             root_models="All",  # there are no tenants here
             drain_delay_seconds=0,  # nobody else has to stop using this address
         )
         server = Server(settings, allow_open_files(), self._source)
         for service in self._services:
-            service.tell_gateway(self._source)
+            service.update_gateway(self._source)
         serving = asyncio.create_task(server.run(stop, end_now))
         try:
             await self._wait_open(server, serving)
@@ -124,8 +124,8 @@ class Run:
                 figures = Figures(http, settings.host, server.admin_port)
                 return await self._work(http, figures, serving, stop, end_now)
         except ExceptionGroup as group:
-            told = group.subgroup(RunError)
-            raise told.exceptions[0] if told is not None else group from None
+            errors = group.subgroup(RunError)
+            raise errors.exceptions[0] if errors is not None else group from None
         finally:
             end_now.set()
             stop.set()
@@ -142,7 +142,7 @@ class Run:
         error = serving.exception()
         if not isinstance(error, OSError):
             raise error or RunError("the gateway ended", 1)
-        raise RunError(f"cannot listen on {self._wishes.host} port {self._wishes.port}: {error.strerror}", 1)
+        raise RunError(f"cannot listen on {self._flags.host} port {self._flags.port}: {error.strerror}", 1)
 
     async def _work(
         self,
@@ -163,17 +163,17 @@ class Run:
         async with asyncio.TaskGroup() as tasks:
             work = [service.run(self._source, http) for service in self._services]
             work += [self._follow_activity(figures), self._follow_demand(figures), self._show(figures), finish()]
-            work += [follow_logs(self.places.state, self._screen.print)] * self._wishes.verbose
+            work += [follow_logs(self.places.state, self._screen.print)] * self._flags.verbose
             background = [tasks.create_task(each) for each in work]
-            await _wait_for_first(stop, *([done] if self._wishes.until_done else ()))
-            self._screen.tell("ending: open requests are answered first; a second signal drops them")
+            await _wait_for_first(stop, *([done] if self._flags.until_done else ()))
+            self._screen.report("ending: open requests are answered first; a second signal drops them")
             stop.set()
             background.append(tasks.create_task(self._kill_after(end_now)))
             await asyncio.gather(serving, *(job.stop() for job in self._jobs))
             await asyncio.gather(*(service.stop() for service in self._services))
             for task in background:
                 task.cancel()
-        self._screen.tell("ended")
+        self._screen.report("ended")
         return code
 
     async def _run_finite(self, http: aiohttp.ClientSession, figures: Figures) -> int:
@@ -181,23 +181,23 @@ class Run:
         jobs = [asyncio.create_task(self._run_job(job)) for job in self._jobs]
         await self._started.wait()
         problem = ""
-        if self._wishes.load:
-            burst = Burst(self._services[0], self._wishes.load, self._screen.tell)
-            problem = await burst.run(self._wishes.root, self._wishes.picture)
+        if self._flags.load:
+            burst = Burst(self._services[0], self._flags.load, self._screen.report)
+            problem = await burst.run(self._flags.root, self._flags.picture)
             if problem:
-                self._screen.tell(problem)
+                self._screen.report(problem)
         codes = await asyncio.gather(*jobs)
         return 1 if problem or any(codes) else 0
 
     async def _run_job(self, job: OfflineJob) -> int:
-        self._screen.tell(f"Job {job.key}: begins; log: {job.log}")
-        code = await job.run(self._wishes.root)
-        self._screen.tell(f"Job {job.key}: ended with exit code {code}: {job.describe_end()}")
+        self._screen.report(f"Job {job.key}: begins; log: {job.log}")
+        code = await job.run(self._flags.root)
+        self._screen.report(f"Job {job.key}: ended with exit code {code}: {job.describe_end()}")
         return code
 
-    def _tell_ready(self) -> None:
-        lines = [call for each in self._services for call in build_calls(each, self._wishes.root)]
-        self._screen.tell("ready" if len(lines) < 2 else "ready; for example:")
+    def _report_ready(self) -> None:
+        lines = [call for each in self._services for call in build_calls(each, self._flags.root)]
+        self._screen.report("ready" if len(lines) < 2 else "ready; for example:")
         self._screen.print("\n".join(lines))
 
     async def _follow_activity(self, figures: Figures) -> None:
@@ -210,26 +210,26 @@ class Run:
     async def _follow_demand(self, figures: Figures) -> None:
         """Read the demand, and let the autoscaler decide in its period. A reader of the table gets it more often."""
         decided_at = time.monotonic()
-        is_watched = self._screen.is_live or bool(self._wishes.load)
+        is_watched = self._screen.is_live or bool(self._flags.load)
         while True:
-            await asyncio.sleep(min(_DEMAND_SECONDS if is_watched else math.inf, self._wishes.sync_seconds))
+            await asyncio.sleep(min(_DEMAND_SECONDS if is_watched else math.inf, self._flags.sync_seconds))
             for service in self._services:
                 await figures.read_demand(service)
                 if self._screen.is_live:
                     await figures.count_tokens(service)
-            if (now := time.monotonic()) >= decided_at + self._wishes.sync_seconds:
+            if (now := time.monotonic()) >= decided_at + self._flags.sync_seconds:
                 decided_at = now
                 for service in self._services:
                     service.decide(now)
 
     async def _show(self, figures: Figures) -> None:
-        """Tell what has changed, and draw the table."""
+        """Report changes, and draw the table."""
         news = News(self._screen, figures)
         while True:
             for service in self._services:
-                await news.tell(service)
+                await news.report(service)
             if not self._started.is_set() and all(service.has_started for service in self._services):
-                self._tell_ready()
+                self._report_ready()
                 self._started.set()
             self._screen.update(self._services, figures)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -37,7 +37,7 @@ class Screen:
         self._began = time.monotonic()
         self._height = 0
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line with the seconds since the start."""
         self.print(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
@@ -66,7 +66,7 @@ class Screen:
 
 
 class News:
-    """Tells what has happened to services since the last look."""
+    """Reports what has happened to services since the last call."""
 
     def __init__(self, screen: Screen, figures: Figures) -> None:
         self._screen = screen
@@ -74,30 +74,30 @@ class News:
         self._known: set[tuple[str, str]] = set()
         self._states: dict[str, str] = {}
 
-    async def tell(self, service: Service) -> None:
-        """Tell about engines that are ready or have failed; without a table, also about each new state."""
+    async def report(self, service: Service) -> None:
+        """Report engines that are ready or have failed; without a table, also each new state."""
         for pod in service.ready_pods:
             if self._is_new(service.key, f"{pod.uid} {pod.restarts}"):
-                await self._tell_start(service, pod)
+                await self._report_start(service, pod)
         failure = service.status.get("lastFailure")
         if failure:
-            told = f"{failure.get('podName')} failed: {failure['reason']}: {failure.get('message', '')}"
-            if self._is_new(service.key, f"{failure.get('time')} {told}"):
-                self._screen.tell(f"{service.key}: {told}")
+            message = f"{failure.get('podName')} failed: {failure['reason']}: {failure.get('message', '')}"
+            if self._is_new(service.key, f"{failure.get('time')} {message}"):
+                self._screen.report(f"{service.key}: {message}")
         state = f"{service.ready.reason}: {service.ready.message}"
         if service.is_ending or (failure and str(failure.get("message")) in state):
             return
         if not self._screen.is_live and state != self._states.get(service.key):
             self._states[service.key] = state
-            self._screen.tell(f"{service.key}: {state}")
+            self._screen.report(f"{service.key}: {state}")
 
-    async def _tell_start(self, service: Service, pod: Pod) -> None:
+    async def _report_start(self, service: Service, pod: Pod) -> None:
         warm_up = await self._figures.read_warm_up(service.key, pod.uid)
         parts = {} if pod.restarts else {"fetch": pod.fetch_seconds}
         parts |= {"load": pod.start_seconds - (warm_up or 0)}
         parts |= {} if warm_up is None else {"warm up": warm_up}
-        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
-        self._screen.tell(f"{service.key}: {pod.name} is ready: {told}")
+        listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+        self._screen.report(f"{service.key}: {pod.name} is ready: {listed}")
 
     def _is_new(self, key: str, what: str) -> bool:
         is_new = (key, what) not in self._known

@@ -1,7 +1,7 @@
 """One service: its pods, its replicas and its status. Used by `running`, which runs one `Service` for each.
 
 It takes the place of the controllers of a cluster. Decisions are made by the operator's own functions and by
-`conveyor_insight.hpa`; this module carries them out, and tells the gateway.
+`conveyor_insight.hpa`; this module carries them out, and updates the gateway.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from conveyor_api.resource import InferenceService
 from conveyor_api.status import Condition
 from conveyor_insight.hpa import Controller, Hpa
 from conveyor_local.errors import RunError
+from conveyor_local.plans import PodPlanner, Surroundings, adapt, build_all
 from conveyor_local.pod import TEMPLATE_LABEL, Pod
-from conveyor_local.recipes import Kitchen, Surroundings, adapt, build_all
 from conveyor_local.source import LocalSource
 from conveyor_metrics.demand import DemandSum
 from conveyor_operator.activity.answer import Activity
@@ -39,12 +39,12 @@ _MOST_FIRST_FAILURES: Final = 3  # of a service that has never been ready
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How services are scaled. `tell`: shows a line. `url`: the address of the gateway."""
+    """How services are scaled. `report`: shows a line. `url`: the address of the gateway."""
 
     autoscales: bool
     sync_seconds: float
     url: str
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 class Service:
@@ -56,7 +56,7 @@ class Service:
         device = {"engine": {**body["spec"].get("engine", {}), "device": self.service.spec.engine.device}}
         self._body = {**body, "spec": {**body["spec"], **device}}
         self._desired = build_all(parsed)
-        self._recipe = Kitchen(parsed, self._desired, around).build_recipe()
+        self._plan = PodPlanner(parsed, self._desired, around).build_plan()
         self._options = options
         self._pods: list[Pod] = []
         self._ending_pods: set[Pod] = set()
@@ -104,24 +104,24 @@ class Service:
         """Whether all engines of the start have been ready, or none is wanted."""
         return self._was_complete
 
-    def tell_gateway(self, source: LocalSource) -> None:
-        """Write the status, and tell the gateway."""
+    def update_gateway(self, source: LocalSource) -> None:
+        """Write the status, and update the gateway."""
         self.status = self._build_status()
         self.service = InferenceService.parse({**self._body, "status": self.status})
         source.put_service({**self._body, "status": self.status})
 
     async def run(self, source: LocalSource, http: aiohttp.ClientSession) -> None:
         """Keep the wanted number of engines running until cancelled. Raises RunError if none can start."""
-        told: set[str] = set()
+        known: set[str] = set()
         while True:
             self._scale(http)
             for pod in self.ready_pods:
                 source.put_engine(self.service, pod.name, pod.uid, pod.port)
             ready = {pod.name for pod in self.ready_pods}
-            for name in told - ready:
+            for name in known - ready:
                 source.delete_engine(self.service, name)
-            told = ready
-            self.tell_gateway(source)
+            known = ready
+            self.update_gateway(source)
             self._check_start()
             self._changed.clear()
             await self._changed.wait()
@@ -163,7 +163,7 @@ class Service:
     def _set_replicas(self, wanted: int) -> None:
         if wanted != self.replicas:
             if not self._is_ending:
-                self._options.tell(f"{self.key}: {self.replicas} -> {wanted} engines")
+                self._options.report(f"{self.key}: {self.replicas} -> {wanted} engines")
             self.replicas = wanted
             self._changed.set()
 
@@ -173,7 +173,7 @@ class Service:
         while len(living) < self.replicas:
             self._number += 1
             name = f"{names.engine_name(self.service.name)}-{self._number}"
-            living.append(pod := Pod(self._recipe, name, http, self._changed.set))
+            living.append(pod := Pod(self._plan, name, http, self._changed.set))
             self._pods.append(pod)
         living.sort(key=lambda pod: not pod.is_ready)
         for pod in reversed(living[self.replicas :]):
@@ -253,4 +253,4 @@ class Service:
             return
         restarts = max((pod.restarts for pod in self._pods), default=0)
         if self.ready.reason in LASTING_FAILURES or restarts >= _MOST_FIRST_FAILURES:
-            raise RunError(f"{self.key}: {self.ready.message}; its logs are in {self._recipe.folder}", 1)
+            raise RunError(f"{self.key}: {self.ready.message}; its logs are in {self._plan.folder}", 1)

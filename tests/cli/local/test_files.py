@@ -74,10 +74,10 @@ def test_a_wrong_file_is_reported_in_one_sentence(
     objects, *words = BAD_FILES[title]
     path = write(tmp_path, *objects) if objects else str(tmp_path / "missing.yaml")
     assert main(["run", path]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("conveyor run: ")
-    assert told.count("\n") == 1
-    assert all(word in told for word in words), told
+    printed = capsys.readouterr().err
+    assert printed.startswith("conveyor run: ")
+    assert printed.count("\n") == 1
+    assert all(word in printed for word in words), printed
 
 
 def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:

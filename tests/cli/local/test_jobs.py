@@ -14,7 +14,7 @@ from conveyor_local.files import Objects
 from conveyor_local.machine import Machine
 from conveyor_local.offline import OfflineJob
 from conveyor_local.places import open_places
-from conveyor_local.recipes import Surroundings
+from conveyor_local.plans import Surroundings
 from e2e.cluster.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/jobs.md").read_text()

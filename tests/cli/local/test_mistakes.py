@@ -1,4 +1,4 @@
-"""What cannot run is told in one sentence, and the run ends."""
+"""What cannot run is reported in one sentence, and the run ends."""
 
 import json
 import os
@@ -50,9 +50,9 @@ def test_a_folder_without_a_model_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
     with Running(tmp_path / "run", tmp_path / "models", build_service()) as running:
         assert running.wait_ended() == 1
-        told = running.output.splitlines()[-1]
-        assert told.startswith("conveyor run: default/chat: pvc://models/chat: ")
-        assert "so it is no model; it is empty" in told
+        printed = running.output.splitlines()[-1]
+        assert printed.startswith("conveyor run: default/chat: pvc://models/chat: ")
+        assert "so it is no model; it is empty" in printed
 
 
 @pytest.mark.slow
@@ -65,10 +65,10 @@ def test_a_model_that_no_engine_can_load_ends_the_run(tmp_path: Path, models: Pa
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"], "model_type": "none"}))
     with Running(tmp_path / "run", tmp_path / "models", build_service()) as running:
         assert running.wait_ended() == 1
-        told = running.output.splitlines()[-1]
-        assert told.startswith("conveyor run: default/chat: ")
-        assert "config.json" in told
-        assert "its logs are in " in told
+        printed = running.output.splitlines()[-1]
+        assert printed.startswith("conveyor run: default/chat: ")
+        assert "config.json" in printed
+        assert "its logs are in " in printed
 
 
 def test_a_terminal_shows_a_table(tmp_path: Path, models: Path) -> None:

@@ -13,9 +13,9 @@ from conveyor_local.errors import RunError
 from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, check_gpus, find_machine
 from conveyor_local.places import Places, open_places
+from conveyor_local.plans import PodPlanner, Surroundings, build_all
 from conveyor_local.pods import Folders, Missing
 from conveyor_local.processes import ChildProgram
-from conveyor_local.recipes import Kitchen, Surroundings, build_all
 from conveyor_local.service import Options, Service
 
 GIB = 1 << 30
@@ -41,9 +41,9 @@ def plan(
     """Return the programs of one pod of the service: the downloads, then the engine."""
     service = InferenceService.parse(body)
     around = Surroundings(places, objects or Objects(), machine or Machine(8, 32 * GIB), {"PATH": "/bin"})
-    recipe = Kitchen(service, build_all(service), around).build_recipe()
-    spec = recipe.template["spec"]
-    return [recipe.build(container, FakePod()) for container in (*spec["initContainers"], *spec["containers"])]  # type: ignore[arg-type]
+    pods = PodPlanner(service, build_all(service), around).build_plan()
+    spec = pods.template["spec"]
+    return [pods.build(container, FakePod()) for container in (*spec["initContainers"], *spec["containers"])]  # type: ignore[arg-type]
 
 
 def flags_of(program: ChildProgram) -> dict[str, str]:

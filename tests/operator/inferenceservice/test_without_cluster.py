@@ -15,7 +15,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_local.files import Objects
 from conveyor_local.machine import Machine
 from conveyor_local.places import Places, open_places
-from conveyor_local.recipes import Kitchen, Surroundings, build_all
+from conveyor_local.plans import PodPlanner, Surroundings, build_all
 from e2e.cluster.paths import REPOSITORY
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def list_examples() -> list[Json]:
 def write_config(body: Json, places: Places) -> tuple[str, bytes]:
     """Return the name of the ConfigMap and the bytes of the file that a run writes."""
     service, objects = InferenceService.parse(body), Objects()
-    Kitchen(service, build_all(service), Surroundings(places, objects, Machine(2, 1 << 30), {}))
+    PodPlanner(service, build_all(service), Surroundings(places, objects, Machine(2, 1 << 30), {}))
     (key,) = objects.config_maps
     name = key.partition("/")[2]
     return name, (places.state / service.namespace / "config-maps" / name / names.ENGINE_CONFIG_KEY).read_bytes()

@@ -19,7 +19,7 @@ from conveyor_local.errors import RunError
 from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, count_gpus
 from conveyor_local.places import Places
-from conveyor_local.pod import Pod, Recipe
+from conveyor_local.pod import Pod, PodPlan
 from conveyor_local.pods import (
     Folders,
     Missing,
@@ -65,7 +65,7 @@ def adapt(service: InferenceService, machine: Machine) -> InferenceService:
     return service.model_copy(update={"spec": service.spec.model_copy(update={"engine": engine})})
 
 
-class Kitchen:
+class PodPlanner:
     """Builds the programs of one service's pods."""
 
     def __init__(self, service: InferenceService, desired: Desired, around: Surroundings) -> None:
@@ -82,9 +82,9 @@ class Kitchen:
         for container in self._containers():  # a volume that is missing is found before anything starts
             self._find_folders(container)
 
-    def build_recipe(self) -> Recipe:
+    def build_plan(self) -> PodPlan:
         machine, service = self._around.machine, self._service
-        return Recipe(
+        return PodPlan(
             namespace=service.namespace,
             template=self._template,
             build=self._build_program,
@@ -116,7 +116,7 @@ class Kitchen:
                 return find_volume(volume, self._service.namespace, places, self._around.objects)
             except RunError as error:
                 raise RunError(f"{self._service.key}: {error}", error.code) from error
-            except Missing:  # told when the pod starts, as in a cluster
+            except Missing:  # reported when the pod starts, as in a cluster
                 return Path("/nonexistent")
 
         return find_folders(self._template, container, find)
@@ -140,9 +140,9 @@ class Kitchen:
 
     def _find_differences(self, folders: Folders, environment: dict[str, str]) -> dict[str, Any]:
         machine, spec = self._around.machine, self._service.spec
-        told: dict[str, Any] = yaml.safe_load(self._config)
+        content: dict[str, Any] = yaml.safe_load(self._config)
         here = yaml.safe_load(build_engine_config(self._owner, adapt(self._service, machine).spec).text)
-        found = {name: value for name, value in here.items() if told.get(name) != value}
+        found = {name: value for name, value in here.items() if content.get(name) != value}
         found |= {"host": "127.0.0.1", "port": 0, "model": folders.translate(spec.model.source.directory)}
         if adapters := _list_adapters(spec, folders):
             found["adapters"] = adapters
