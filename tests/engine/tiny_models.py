@@ -4,6 +4,7 @@ Untied embeddings and a wide initialisation give many different output tokens; w
 prompts, soft caps low, and scalings unlike head_dim ** -0.5, so that each feature changes the answer.
 """
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.utils import logging as transformers_logging
 
 VOCAB_SIZE = 199
@@ -209,9 +211,11 @@ _IMAGE_TEXT["qwen3_5_moe"] = {
     | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}},
     "vision_config": _QWEN_TOWER | {"num_position_embeddings": 16},
 }
-OTHER_KINDS = (*_OTHERS, *_IMAGE_TEXT)
+# transformers 5.17 hands LFM2's convolution no keyword arguments, so the engine rejects the model.
+_REJECTED = set() if "kwargs" in signature(Lfm2ShortConv.forward).parameters else {"lfm2", "lfm2_moe"}
+OTHER_KINDS = tuple(kind for kind in (*_OTHERS, *_IMAGE_TEXT) if kind not in _REJECTED)
 _WITH_STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid")
-WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 _IMAGE_TOKENS = {"image_token_id": VOCAB_SIZE - 1, "video_token_id": VOCAB_SIZE - 2}
 
 

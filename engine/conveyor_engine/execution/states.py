@@ -6,8 +6,10 @@ which reads the states of some rows from pools and writes them back. `tasks.gene
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -61,10 +63,62 @@ class States:
 
 
 class _CacheMethods:
-    """The methods of transformers' `Cache` that mixers call besides reading and writing."""
+    """What mixers use of transformers' `Cache` besides reading and writing. Older versions also read from `layers`."""
+
+    has_states: ClassVar[bool]  # whether rows have states before the call
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
+
+    def has_previous_state(self, layer_idx: int, state_idx: int | None = None) -> bool:
+        return self.has_states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        raise NotImplementedError
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> "_Layers":
+        return _Layers(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """A cache's layers, by number."""
+
+    cache: _CacheMethods
+
+    def __getitem__(self, layer: int) -> "_Layer":
+        return _Layer(self.cache, layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The states of one layer, by number."""
+
+    cache: _CacheMethods
+    layer: int
+    record_past: ClassVar[bool] = False
+
+    @property
+    def conv_states(self) -> "_Numbered":
+        return _Numbered(partial(self.cache.get_conv_state, self.layer))
+
+    @property
+    def recurrent_states(self) -> "_Numbered":
+        return _Numbered(partial(self.cache.get_recurrent_state, self.layer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """The states that `get` returns, by number."""
+
+    get: Callable[[int], torch.Tensor | None]
+
+    def __getitem__(self, number: int) -> torch.Tensor | None:
+        return self.get(number)
 
 
 @dataclass(slots=True)
@@ -72,6 +126,7 @@ class StateProbe(_CacheMethods):
     """A cache without states that records the shapes of those that mixers write."""
 
     shapes: Shapes = field(default_factory=dict)
+    has_states: ClassVar[bool] = False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
@@ -99,6 +154,8 @@ class StepStates(_CacheMethods):
 
     A row at its beginning has a state of zeros, whatever its last request left in the pools.
     """
+
+    has_states: ClassVar[bool] = True
 
     def __init__(self, states: States, rows: torch.Tensor, is_new: torch.Tensor) -> None:
         """rows: int64 (n,). is_new: bool (n,), whether the row computes its first token in this step."""

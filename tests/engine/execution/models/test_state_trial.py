@@ -60,6 +60,6 @@ def test_rows_follow_from_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_dummy_tokens_are_refused(tmp_path: Path) -> None:
-    ref = Reference("lfm2", tmp_path)
+    ref = Reference("qwen3_5_text", tmp_path)
     with pytest.raises(ConfigError, match="`padding: real` computes dummy tokens"):
         ref.make_core(batching_mode="static", padding="real")
