@@ -70,7 +70,7 @@ class _CacheMethods:
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
-    def has_previous_state(self, layer_idx: int, state_idx: int | None = None) -> bool:
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return self.has_states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:

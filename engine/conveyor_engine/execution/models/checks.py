@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models.kinds import ModelKind
+from conveyor_engine.execution.models.rope import CHANGING
 
 # The errors that transformers raises for an invalid config.json or invalid weights. Errors of the device have the same
 # types, so each handler around work on the device first passes the error to `raise_if_of_device`.
@@ -25,8 +26,6 @@ Result = TypeVar("Result")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Layers that keep a state for each row, alone or beside attention, and layers that keep nothing.
 _OTHER_LAYER_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid", "mlp", "moe"})
-# The frequencies of these types depend on the longest sequence in the batch, not on each request's own length.
-_ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
 
 
 def on_one_line(error: Exception) -> str:
@@ -60,7 +59,7 @@ def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
     model_class = _model_class(config, model_kind)
     if model_kind.own_attention:
-        _check_attention(config, model_class, or_vllm(model_kind))
+        _check_attention(config, model_class, model_kind)
 
 
 def or_vllm(kind: ModelKind) -> str:
@@ -68,8 +67,8 @@ def or_vllm(kind: ModelKind) -> str:
     return "; serve it with `runtime: VLLM`" if kind.task == "generate" else ""
 
 
-def _check_attention(config: PretrainedConfig, model_class: Any, way_out: str) -> None:
-    kind = config.model_type
+def _check_attention(config: PretrainedConfig, model_class: Any, model_kind: ModelKind) -> None:
+    kind, way_out = config.model_type, or_vllm(model_kind)
     if not model_class._can_set_attn_implementation():
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
@@ -79,7 +78,9 @@ def _check_attention(config: PretrainedConfig, model_class: Any, way_out: str) -
     layer_types = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(layer_types - _LAYER_TYPES - _OTHER_LAYER_TYPES):
         raise ModelError(f"{kind} has layers of type {', '.join(unknown)}; this engine does not run these{way_out}")
-    if refused := sorted(_rope_types(text) & _ROPE_TYPES_REFUSED):
+    # `rope` fixes one set of frequencies in models that generate.
+    is_fixed = model_kind.task == "generate" and not _has_several_ropes(text)
+    if (refused := sorted(_rope_types(text) & CHANGING)) and not is_fixed:
         raise ModelError(
             f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"
             + way_out
@@ -92,6 +93,12 @@ def _model_class(config: PretrainedConfig, kind: ModelKind) -> Any:
         return found.classes[type(config)]
     only = f"this engine runs only those to {kind.task}"
     raise ModelError(f"{config.model_type} has no {kind.name} in transformers; {only}{or_vllm(kind)}")
+
+
+def _has_several_ropes(config: PretrainedConfig) -> bool:
+    """Return whether types of layers have rotary embeddings of their own."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return any(isinstance(value, Mapping) for value in parameters.values())
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:

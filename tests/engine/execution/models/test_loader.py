@@ -64,22 +64,6 @@ def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
     assert "pytorch_model.bin" in str(error)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
-def test_rope_that_depends_on_the_batch_is_refused(tmp_path: Path, rope_type: str) -> None:
-    save_tiny_model("llama", tmp_path)
-    edit_config(
-        tmp_path,
-        rope_parameters={
-            "rope_type": rope_type,
-            "rope_theta": 1e4,
-            "factor": 2.0,
-            "short_factor": [1.0] * 6,
-            "long_factor": [2.0] * 6,
-        },
-    )
-    assert f"RoPE scaling of type {rope_type}" in str(refusal(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

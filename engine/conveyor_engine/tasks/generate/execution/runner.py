@@ -31,6 +31,7 @@ from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.models.rope import fix_frequencies
 from conveyor_engine.execution.models.state_trial import check_states
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
@@ -69,6 +70,7 @@ class GenerateRunner(Runner):
         )
         adapters = open_adapters(config.adapters)
         self.model = start.load()
+        fix_frequencies(self.model, max_model_len)
         layers, shapes = probe_layers(self.model, self.device)
         if shapes:
             self._prepare_states(start, layers, shapes, placement)
