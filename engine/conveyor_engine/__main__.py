@@ -98,8 +98,6 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _serve(flags: argparse.Namespace) -> int:
-    from uvloop import run
-
     from conveyor_engine.model_numbers import check_numbers
     from conveyor_engine.serving.preparing.jobs import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
@@ -108,6 +106,7 @@ def _serve(flags: argparse.Namespace) -> int:
     from conveyor_engine.serving.server import serve
     from conveyor_engine.text.parsing.dialect import NONE, find_dialect
     from conveyor_engine.text.tokenizer import Tokenizer
+    from conveyor_process.event_loop import run
 
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)

@@ -27,7 +27,7 @@ _MEMORY = (
 
 def num_cpus() -> int:
     """Return the number of CPUs in this process's affinity, but at most the container's limit, rounded up."""
-    available = len(os.sched_getaffinity(0))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _read_words(_CGROUP / "cpu.max")
     if not quota:
         quota = [
@@ -73,10 +73,10 @@ def _find_number(path: Path, name: str) -> int:
 
 
 def _meminfo_available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
+    words = _read_words(Path("/proc/meminfo"))
+    if "MemAvailable:" in words:
+        return int(words[words.index("MemAvailable:") + 1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # macOS has no figure for what is available
 
 
 def _read_words(path: Path) -> list[str]:

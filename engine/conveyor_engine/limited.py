@@ -9,14 +9,17 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 from conveyor_engine.errors import ModelError
 from conveyor_protocol.failure_reasons import FailureReason
 
 MEMORY_BYTES: Final = 2 * 2**30
+_STATM: Final = Path("/proc/self/statm")
 _CLOCK_TIMES: Final = 30.0  # the child's limit on elapsed time is this many times its limit on CPU time
 
 
@@ -81,8 +84,15 @@ def limit_cpu_seconds(seconds: float) -> None:
 
 
 def limit_more_memory(num_bytes: int) -> None:
-    """Limit this process to that much more memory. Allocations beyond it fail."""
-    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
+    """Limit this process to that much more memory. Allocations beyond it fail. macOS has no such limit."""
+    if _STATM.exists():
+        _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _limit(what: int, most: int) -> None:
@@ -91,5 +101,4 @@ def _limit(what: int, most: int) -> None:
 
 
 def _virtual_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
+    return int(_STATM.read_text().split()[0]) * resource.getpagesize()

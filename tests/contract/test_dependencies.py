@@ -20,8 +20,8 @@ PARTS = {
     "cli": (*SHARED, "cli/conveyor_load", "cli/conveyor_insight", "cli/conveyor_kubectl"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
-# Imported by a library that is told to, not by us.
-ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
+# Imported by the HTTP protocol of uvicorn (httptools), and by conveyor_process.event_loop if it is installed (uvloop).
+ASKED_FOR = {"engine": {"httptools", "uvloop"}, "gateway": {"uvloop"}}
 BENCH = ("bench/conveyor_bench",)
 OURS = {"e2e", "tests"}
 # Installed beside the project for one measurement each: scipy, which some bring, makes transformers start slower.

@@ -6,6 +6,7 @@ number is 8 bytes, which the processors of the engine's platforms write in one a
 
 import mmap
 import os
+import tempfile
 from enum import IntEnum
 from typing import Final, Self
 
@@ -42,7 +43,11 @@ class Board:
     @classmethod
     def create(cls, num_slots: int, mask_bytes: int) -> Self:
         """Create the memory."""
-        return cls(os.memfd_create("masks", os.MFD_CLOEXEC), num_slots, mask_bytes)
+        if hasattr(os, "memfd_create"):
+            return cls(os.memfd_create("masks", os.MFD_CLOEXEC), num_slots, mask_bytes)
+        fd, path = tempfile.mkstemp(prefix="masks-")
+        os.unlink(path)
+        return cls(fd, num_slots, mask_bytes)
 
     def write(self, slot: int, ticket: int, status: Status, mask: bytes) -> None:
         """Publish the mask of a slot. Only the walker calls this."""

@@ -88,7 +88,9 @@ class Supervisor:
         self._walkers: socket.socket | None = None
         self._walker: _Outbox | None = None
         self._thread: threading.Thread | None = None
-        self._poke_reader, self._poke_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poke_reader, self._poke_writer = os.pipe()
+        for end in (self._poke_reader, self._poke_writer):
+            os.set_blocking(end, False)
         self._watched: dict[int, float] = {}  # since when a lane works on a ticket
 
     # --- called by the owner ---

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import msgspec
 from llguidance import LLTokenizer
 
-from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
+from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory, peak_bytes
 from conveyor_engine.masks.limits import COMPILE_BYTES, COMPILE_CPU_SECONDS, TRIAL_STACK_BYTES
 from conveyor_engine.masks.messages import Result, Try, encode
 from conveyor_engine.text.grammar import build_grammar, compile_grammar
@@ -60,8 +60,3 @@ def _try(tokenizer: LLTokenizer, grammar: str) -> str:
     if not matcher.is_error():
         first.compute_bitmask()
     return matcher.get_error() or first.get_error()
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

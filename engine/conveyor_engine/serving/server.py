@@ -80,7 +80,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()))
     server = _Server(
         uvicorn.Config(
-            build_app(state), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            build_app(state), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
         )
     )  # fmt: skip

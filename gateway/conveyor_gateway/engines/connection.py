@@ -17,6 +17,7 @@ from conveyor_http.framing import FREE_CHUNKS, Framing
 BUFFER_BYTES: Final = 16 << 10
 # aiohttp stops reading when it has parsed 2 x PARSED_BYTES bytes, or PARSED_BYTES / 16 chunks.
 PARSED_BYTES: Final = 4 << 10
+_TCP_OPTIONS: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}  # last: ms
 _MAX_INTERIM: Final = 8  # interim answers (status below 200) that may precede the final one
 _HEAD_PIECE_BYTES: Final = 1 << 10
 _TINY_CHUNKS_A_SECOND: Final = 100  # chunks that may be smaller than others, because an event of a stream may be short
@@ -94,8 +95,7 @@ def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     opened = socket.socket(*address[:3])
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
+    for option, value in _TCP_OPTIONS.items():
+        if hasattr(socket, option):  # macOS lacks some
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return opened

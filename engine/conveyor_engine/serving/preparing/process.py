@@ -9,7 +9,6 @@ itself is forked before the API process has threads, an event loop or clients.
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -23,7 +22,7 @@ import msgspec
 
 from conveyor_engine import registry
 from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError, RequestError
-from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
+from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory, peak_bytes
 from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
@@ -153,12 +152,12 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
     signal.signal(signal.SIGPROF, _raise_out_of_time)
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers aborts when out of memory, and would print a backtrace
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
-    peak = _peak_bytes()
+    peak = peak_bytes()
     connection.sendall(encode_frame(Started(os.getpid())))
     with connection.makefile("rb") as received:
         for payload in read_payloads(received):
             result = _prepare_within_limits(payload, model)
-            retires = _peak_bytes() - peak > _RETIRE_BYTES
+            retires = peak_bytes() - peak > _RETIRE_BYTES
             connection.sendall(encode_frame(Reply(result, retires)))
             if retires:
                 return
@@ -199,7 +198,3 @@ def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
         raise
     except Exception as error:  # the one broad except of this process
         return Bug(f"{type(error).__name__}: {error}")
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
