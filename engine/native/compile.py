@@ -9,7 +9,6 @@ one pool of threads.
 """
 
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -45,8 +44,8 @@ class CompileError(Exception):
 def compile_library(output: Path = LIBRARY) -> Path:
     """Compile and link the library, and replace `output` by it in one step. Raises CompileError."""
     compiler = os.environ.get("CC", "cc")
-    sets = {"generic": ()} | (_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {})
     output.parent.mkdir(parents=True, exist_ok=True)
+    sets = {"generic": ()} | (_X86_FLAGS if _run([compiler, "-dumpmachine"]).startswith("x86_64") else {})
     with tempfile.TemporaryDirectory(prefix=".native-", dir=output.parent) as folder:
         for isa in sets.keys() & _OPTIONAL:
             if not _knows([compiler, *sets[isa]], _OPTIONAL[isa], Path(folder)):
@@ -81,13 +80,14 @@ def _knows(compiler: Sequence[str], instruction: str, folder: Path) -> bool:
     return True
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise CompileError(f"cannot run the C compiler {command[0]!r}: {error}; install one or set CC") from error
     if done.returncode:
         raise CompileError(f"{' '.join(command)}\n{done.stderr.strip()}")
+    return done.stdout
 
 
 if __name__ == "__main__":
