@@ -1,7 +1,6 @@
 """Parses the flags of `conveyor run`, sets up the log, and runs. Prints a RunError as one sentence."""
 
 import argparse
-import asyncio
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from conveyor_api.text import make_printable
 from conveyor_local.errors import RunError
+from conveyor_process.event_loop import run as run_in_loop
 from conveyor_process.log import set_up_log
 from conveyor_process.running import end_on_sigterm
 
@@ -44,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="time between two decisions of the autoscaler (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
+        "--ask",
+        default="",
+        metavar="TEXT",
+        help="once ready, ask the first service this, and print its answer",
+    )
+    run.add_argument(
         "--load", type=_parse_clients, default=0, metavar="CLIENTS",
         help="once ready, send the first service a burst of this many clients until its engines have scaled up, and "
         "draw a picture of it",
@@ -54,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.add_argument(
         "--until-done", action="store_true",
-        help="end when jobs and --load have ended; the exit code is 1 if one of them failed",
+        help="end when jobs, --ask and --load have ended; the exit code is 1 if one of them failed",
     )  # fmt: skip
     run.add_argument(
         "--cache", type=Path, metavar="DIR", help="folder of models and logs (default: $CONVEYOR_CACHE, else "
@@ -101,8 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    import uvloop
-
     from conveyor_local.files import read_objects
     from conveyor_local.places import find_cache
     from conveyor_local.running import Flags, Run
@@ -116,6 +120,7 @@ def _run(given: argparse.Namespace) -> int:
         volumes=dict(given.volume),
         autoscales=not given.no_autoscaling,
         sync_seconds=given.sync_period,
+        question=given.ask,
         load=given.load,
         picture=given.picture,
         until_done=given.until_done,
@@ -125,7 +130,6 @@ def _run(given: argparse.Namespace) -> int:
     with (run.places.state / "gateway.log").open("w") as log:
         set_up_log("INFO", "logfmt", stream=log)
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(run.go())
+            return run_in_loop(run.go())
         finally:
             logging.root.handlers.clear()

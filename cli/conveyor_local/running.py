@@ -19,6 +19,7 @@ import aiohttp
 
 from conveyor_gateway.server import Server
 from conveyor_gateway.settings import Settings
+from conveyor_local.asking import ask
 from conveyor_local.burst import Burst
 from conveyor_local.effects import list_without_effect
 from conveyor_local.errors import RunError
@@ -51,6 +52,7 @@ class Flags:
     volumes: dict[str, Path]
     autoscales: bool
     sync_seconds: float
+    question: str
     load: int
     picture: Path
     until_done: bool
@@ -157,7 +159,7 @@ class Run:
 
         async def finish() -> None:
             nonlocal code
-            code = await self._run_finite(http, figures)
+            code = await self._run_finite(http)
             done.set()
 
         async with asyncio.TaskGroup() as tasks:
@@ -176,18 +178,22 @@ class Run:
         self._screen.report("ended")
         return code
 
-    async def _run_finite(self, http: aiohttp.ClientSession, figures: Figures) -> int:
-        """Run the jobs, and the burst once the services are ready. Returns the exit code."""
+    async def _run_finite(self, http: aiohttp.ClientSession) -> int:
+        """Run the jobs; once the services are ready, ask the question and run the burst. Returns the exit code."""
         jobs = [asyncio.create_task(self._run_job(job)) for job in self._jobs]
         await self._started.wait()
-        problem = ""
+        problems = [await self._ask(http)] if self._flags.question else []
         if self._flags.load:
             burst = Burst(self._services[0], self._flags.load, self._screen.report)
-            problem = await burst.run(self._flags.root, self._flags.picture)
-            if problem:
-                self._screen.report(problem)
+            problems.append(await burst.run(self._flags.root, self._flags.picture))
+        for problem in filter(None, problems):
+            self._screen.report(problem)
         codes = await asyncio.gather(*jobs)
-        return 1 if problem or any(codes) else 0
+        return 1 if any(problems) or any(codes) else 0
+
+    async def _ask(self, http: aiohttp.ClientSession) -> str:
+        self._screen.print(f"> {self._flags.question}")
+        return await ask(http, self._services[0], self._flags.question, self._screen.write)
 
     async def _run_job(self, job: OfflineJob) -> int:
         self._screen.report(f"Job {job.key}: begins; log: {job.log}")

@@ -36,20 +36,31 @@ class Screen:
         self.is_live = self._output.isatty()
         self._began = time.monotonic()
         self._height = 0
+        self._is_writing = False  # a line that is not complete
 
     def report(self, text: str) -> None:
         """Print a line with the seconds since the start."""
         self.print(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
+    def write(self, text: str) -> None:
+        """Print text without the end of a line. The table comes back with the next line of `print`."""
+        self._erase()
+        self._output.write("\n".join(map(make_printable, text.split("\n"))))
+        self._output.flush()
+        self._is_writing = True
+
     def print(self, text: str) -> None:
         self._erase()
+        if self._is_writing:
+            self._output.write("\n")
+        self._is_writing = False
         for line in text.split("\n"):
             self._output.write(make_printable(line) + "\n")
         self._output.flush()
 
     def update(self, services: Sequence[Service], figures: Figures) -> None:
         """Draw the table, in place of the last one."""
-        if not self.is_live:
+        if not self.is_live or self._is_writing:
             return
         rows = [_HEAD, *(_describe(service, figures) for service in services)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]

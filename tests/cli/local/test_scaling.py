@@ -1,6 +1,7 @@
 """Engines follow the requests: a burst, zero and back, and the limits of the queue."""
 
 import concurrent.futures
+import re
 import shlex
 import subprocess
 import sys
@@ -21,11 +22,13 @@ def test_a_burst_scales_up_and_down_and_is_drawn(tmp_path: Path, models: Path) -
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(build_service(autoscaling=autoscaling)))
     flags = shlex.split(read_page("conveyor run").partition(" ")[2])
     flags += ["--port", str(free_port()), "--volume", f"models={models}", "--cache", "cache", "--sync-period", "1"]
+    flags += ["--ask", "How are you?"]
     command = [sys.executable, "-m", "conveyor_local", *flags]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "default/chat: 1 -> 2 engines" in done.stdout
     assert " 0 failed; " in done.stdout
+    assert re.search(r"^> How are you\?\n.*\S.*\n", done.stdout, re.MULTILINE), done.stdout
     assert "; 1 -> 2 -> 1 engines; " in done.stdout
     assert ET.parse(tmp_path / "load.svg").getroot().tag.endswith("svg")
 
