@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run release-check clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up try e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh arm64 clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run release-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,20 @@ $(UV):
 	python3 -m venv $(CACHE)/uv-$(UV_VERSION)
 	$(CACHE)/uv-$(UV_VERSION)/bin/pip install --quiet uv==$(UV_VERSION)
 
-.venv/.complete: $(UV) pyproject.toml uv.lock $(wildcard engine/native/*.py engine/native/src/*)
-	$(UV) sync --locked --all-extras --all-groups
+# Without a GPU, CUDA's 3 GB of libraries are left out: docs/adr/0143. CUDA=yes or CUDA=no decides otherwise.
+CUDA ?= $(if $(or $(wildcard /dev/nvidiactl /dev/dxg),$(if $(shell command -v cc && command -v readelf),,x)),yes,no)
+NO_CUDA = $(if $(filter no,$(CUDA)),$$(python3 engine/no_cuda.py options --no-install-package $(1)))
+FILL = $(if $(filter no,$(CUDA)),python3 engine/no_cuda.py fill $(@D))
+INSTALLED := pyproject.toml uv.lock engine/no_cuda.py $(wildcard engine/native/*.py engine/native/src/*)
+
+.venv/.complete: $(UV) $(INSTALLED)
+	$(UV) sync --locked --all-extras --all-groups $(call NO_CUDA)
+	$(FILL)
+	@touch $@
+
+.venv-try/.complete: $(UV) $(INSTALLED)
+	UV_PROJECT_ENVIRONMENT=.venv-try $(UV) sync --locked --no-dev --extra local $(call NO_CUDA,triton)
+	$(FILL)
 	@touch $@
 
 venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
@@ -100,7 +112,7 @@ test-all: ## Run the tests of `make test` and the slow ones
 test-nightly: ## Run further variants of other tests
 	@$(MAKE) --no-print-directory test SELECT=nightly
 
-nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh ## Run what CI leaves out: slow and nightly tests and stories, and the set-up in a bare Debian
+nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh fresh-try arm64 ## Run what CI leaves out: slow and nightly tests and stories, and the set-up in a bare Debian
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ tests/release/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
@@ -119,6 +131,15 @@ test-oldest-slow: ## Run the slow tests of `make test-oldest`
 
 test-oldest-nightly: ## Run the nightly tests of `make test-oldest`
 	@$(MAKE) --no-print-directory test-oldest SELECT=nightly
+
+# An environment of its own, unless `make venv` has made one: it has less to install.
+TRY := $(if $(wildcard .venv/.complete),.venv,.venv-try)
+try: ## Serve examples/quickstart.yaml on this machine without a cluster: an answer, a burst, 1 -> 3 -> 1
+	@python3 -m e2e.cluster.preflight try $(if $(wildcard $(TRY)/.complete),,--packages)
+	@$(MAKE) --no-print-directory $(TRY)/.complete
+	@OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(TRY)/bin/python -m e2e.demo_model >/dev/null
+	@$(TRY)/bin/python -m conveyor_local run examples/quickstart.yaml --volume models=$(CACHE)/models \
+		--ask "How do I use the with statement?" --load 10 --until-done --picture build/try.svg
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
@@ -162,6 +183,10 @@ demo: MODELS := $(if $(TASK),offline-models,demo-model)
 demo: set-up ## Show the main job on a local cluster: chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; TASK=rerank shows another task
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo $(TASK)
 
+arm64: venv ## Compile the CPU kernels for arm64 with Debian's compiler, and compare them under qemu-user with this machine's
+	@$(PY) -c 'from e2e.cluster import programs; programs.require(*programs.ARM64)'
+	.venv/bin/pytest -m nightly tests/engine/execution/native/test_arm64.py
+
 clients: ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
 	@python3 -m e2e.cluster.preflight clients
 	@$(MAKE) --no-print-directory set-up
@@ -198,6 +223,9 @@ expose: venv tools ## Try docs/expose.md with a real Ingress controller and Gate
 
 fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare Debian root, as root
 	python3 -m e2e.fresh make $(or $(TARGET),set-up cluster-down)
+
+fresh-try:
+	@$(MAKE) --no-print-directory fresh TARGET="try try"
 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
 	@$(MAKE) --silent --no-print-directory venv >&2
@@ -246,5 +274,5 @@ release-check: venv tools images release-dry-run ## Publish the built images and
 	.venv/bin/pytest -m brings_registry tests/release
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .rumdl_cache
+	rm -rf .venv .venv-try dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .rumdl_cache
 	find . -name __pycache__ -prune -exec rm -r {} +

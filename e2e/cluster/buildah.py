@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import programs
@@ -24,18 +26,37 @@ _AUTHORITIES = "/etc/ssl/certs"
 _STORE = ("--storage-driver", "overlay", "--root", CACHE / "images", "--runroot", CACHE / "images-run")
 
 
-def build(name: str, dockerfile: Path) -> set[str]:
-    """Build one of the repository's Dockerfiles. Layers are cached in the store.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of an image: the digest of its uncompressed archive, and the folder with its files as overlayfs mounts
+    them."""
+
+    digest: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An image in the store: its manifest and configuration, as JSON, and its layers, the lowest first."""
+
+    manifest: str
+    configuration: str
+    layers: list[Layer]
+
+
+def build(name: str, dockerfile: Path, arguments: Iterable[str] = ()) -> set[str]:
+    """Build one of the repository's Dockerfiles with these build arguments. Layers are cached in the store.
 
     Returns the ids of all images that the build made or found in the cache, shortened as buildah prints them. `prune`
     keeps these. Nothing else distinguishes an unnamed image that is still used, such as a stage that files are copied
     from, from waste.
     """
     base = _base()
+    options = [f"--build-arg={argument}" for argument in (f"BASE={base}", *arguments)]
     with announced(f"images: building {name}"):
         printed = programs.run_quietly(
             "buildah", *_STORE, "build", "--layers", "--isolation", "chroot", "--network", "host",
-            "--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro", "--build-arg", f"BASE={base}",
+            "--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro", *options,
             "--tag", name, "--file", dockerfile, REPOSITORY,
         )  # fmt: skip
     return set(re.findall(r"^--> ([0-9a-f]{11})$", printed, re.MULTILINE))
@@ -55,10 +76,17 @@ def remove(name: str) -> None:
     programs.run_quietly("buildah", *_STORE, "rmi", name)
 
 
-def export(name: str, layout: Path) -> None:
-    """Write an image into an OCI layout, uncompressed. Layers that are already there are neither read nor written."""
-    options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
-    programs.run_quietly("skopeo", "copy", *options, source(name), f"oci:{layout}:{name}")
+def read_image(name: str) -> Stored:
+    """Return an image's documents and layers. Reads the files of the store: no command names a layer's folder."""
+    described = json.loads(programs.run_quietly("buildah", *_STORE, "inspect", "--type", "image", name))
+    images = json.loads((CACHE / "images" / "overlay-images" / "images.json").read_text())
+    known = {one["id"]: one for one in json.loads((CACHE / "images" / "overlay-layers" / "layers.json").read_text())}
+    layer = next(image["layer"] for image in images if image["id"] == described["FromImageID"])
+    layers: list[Layer] = []
+    while layer:
+        layers.insert(0, Layer(known[layer]["diff-digest"], CACHE / "images" / "overlay" / layer / "diff"))
+        layer = known[layer].get("parent")
+    return Stored(described["Manifest"], described["Config"], layers)
 
 
 def source(name: str) -> str:

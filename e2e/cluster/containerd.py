@@ -8,16 +8,15 @@ import hashlib
 import io
 import json
 import re
-import subprocess
 import tarfile
 from collections.abc import Collection
 from pathlib import Path
 
 from e2e.cluster import programs
-from e2e.cluster.node import IMAGE_STORE
+from e2e.cluster.buildah import Stored
 from e2e.cluster.tools import binary
 
-BLOBS = IMAGE_STORE / "io.containerd.content.v1.content" / "blobs"
+_KEPT = "containerd.io/gc.root"  # the label that `ctr` gives to what it makes, which is then never deleted
 
 
 class Containerd:
@@ -63,17 +62,36 @@ class Containerd:
         if old := [name for name, digest in digests.items() if digest not in kept]:
             self._run("images", "rm", "--sync", *old)
 
-    def import_layout(self, layout: Path) -> None:
-        """Import an OCI layout. Layers that are symbolic links stand for content that is already in the store."""
-        files = [path for path in sorted(layout.rglob("*")) if path.is_file() and not path.is_symlink()]
-        quiet = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-        importer = programs.start(*self._client, "images", "import", "-", **quiet)
-        assert importer.stdin is not None
-        with importer.stdin as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
-            for file in files:
-                archive.add(file, str(file.relative_to(layout)))
-        if importer.wait():
-            raise RuntimeError("ctr images import failed")
+    def add_image(self, name: str, image: Stored) -> None:
+        """Add an image of buildah's store.
+
+        Each layer becomes a snapshot whose files are hard links, since nothing writes to the files of a layer. The
+        archives of the layers, from which a runtime usually unpacks the snapshots, are not needed.
+        """
+        present = {line.split()[0] for line in self._run("snapshots", "ls").splitlines()[1:]}
+        chain = ""
+        for layer in image.layers:
+            parent, chain = chain, _chain_id(chain, layer.digest)
+            if chain not in present:
+                self._link_layer(layer.folder, parent, chain)
+        programs.run(
+            *self._client, "images", "import", "-", input=_image_archive(name, image), check=True, capture_output=True
+        )
+        for chain in {line.split()[0] for line in self._run("snapshots", "ls").splitlines()[1:]} - present:
+            self._run("snapshots", "label", chain, f"{_KEPT}=")  # from now on the image keeps it
+
+    def _link_layer(self, folder: Path, parent: str, chain: str) -> None:
+        key = f"conveyor-{chain}"
+        programs.run(*self._client, "snapshots", "rm", key, capture_output=True)  # of an interrupted call
+        self._run("snapshots", "prepare", key, *([parent] if parent else []))
+        mount = self._run("snapshots", "mounts", "/nowhere", key)
+        found = re.search(r"upperdir=([^,\s]+)|-t bind (\S+)", mount)
+        assert found, mount
+        files = f"{folder}/.", found[1] or found[2]
+        if programs.run("cp", "--archive", "--link", *files, capture_output=True).returncode:
+            # Another file system, or a running build, which mounts the store.
+            programs.run("cp", "--archive", "--reflink=auto", "--remove-destination", *files, check=True)
+        self._run("snapshots", "commit", chain, key)
 
     def import_pause_image(self, name: str) -> None:
         """Import the image that holds a pod's namespaces. It consists of one static program."""
@@ -95,6 +113,30 @@ def remove_shim_sockets(state: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 for socket in re.findall(r'unix://([^"\s]+)', (bundle / note).read_text()):
                     Path(socket).unlink(missing_ok=True)
+
+
+def _chain_id(parent: str, digest: str) -> str:
+    """Return the name of a layer's snapshot: the layer's digest, or a digest of it and of the layer below it."""
+    return f"sha256:{hashlib.sha256(f'{parent} {digest}'.encode()).hexdigest()}" if parent else digest
+
+
+def _image_archive(name: str, image: Stored) -> bytes:
+    """Return an OCI layout with the documents of an image, without its layers."""
+    blobs = [document.encode() for document in (image.manifest, image.configuration)]
+    digests = [hashlib.sha256(blob).hexdigest() for blob in blobs]
+    described = {
+        "mediaType": json.loads(image.manifest)["mediaType"],
+        "digest": f"sha256:{digests[0]}",
+        "size": len(blobs[0]),
+        "annotations": {"io.containerd.image.name": name},
+    }
+    return _tar(
+        {
+            "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
+            "index.json": json.dumps({"schemaVersion": 2, "manifests": [described]}).encode(),
+            **{f"blobs/sha256/{digest}": blob for digest, blob in zip(digests, blobs, strict=True)},
+        }
+    )
 
 
 def _pause_archive(name: str) -> bytes:

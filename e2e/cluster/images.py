@@ -6,6 +6,7 @@ buildah. Does not load images anywhere.
 
 import shutil
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class Image:
 
     repository: str
     dockerfile: Path
+    arguments: tuple[str, ...] = ()  # of the build, as NAME=VALUE
 
     @property
     def name(self) -> str:
@@ -37,7 +39,8 @@ class Image:
 _VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 IMAGES = {
     "control": Image("docker.io/conveyor/control", REPOSITORY / "operator" / "Dockerfile"),
-    "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile"),
+    # The GPUs of these clusters are fake, so the image has no CUDA.
+    "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile", ("CUDA=no",)),
 }
 # A copy of the uv.lock of the latest build. If uv.lock has changed since, nearly all of the engine image must be built
 # again.
@@ -73,13 +76,15 @@ def build_all(docker: bool) -> None:
     programs.require(*(("docker",) if docker else programs.IMAGES))
     if docker:
         for image in IMAGES.values():
-            build_with_docker(image.name, image.dockerfile)
+            build_with_docker(image.name, image.dockerfile, image.arguments)
     else:
-        buildah.prune(set().union(*(buildah.build(image.name, image.dockerfile) for image in IMAGES.values())))
+        built = (buildah.build(image.name, image.dockerfile, image.arguments) for image in IMAGES.values())
+        buildah.prune(set().union(*built))
     BUILT_FROM.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(REPOSITORY / "uv.lock", BUILT_FROM)
 
 
-def build_with_docker(name: str, dockerfile: Path) -> None:
+def build_with_docker(name: str, dockerfile: Path, arguments: Iterable[str] = ()) -> None:
     with announced(f"images: building {name}"):
-        programs.run("docker", "build", "--tag", name, "--file", dockerfile, REPOSITORY, check=True)
+        options = [f"--build-arg={argument}" for argument in arguments]
+        programs.run("docker", "build", *options, "--tag", name, "--file", dockerfile, REPOSITORY, check=True)

@@ -1,20 +1,16 @@
 """Loads the built images into the nodes of the running cluster, and copies only what is missing.
 
 Called by `python -m e2e.cluster load`. The digest of an image determines its tag on the nodes. kind's nodes do not get
-an image again if they have one with that tag. The local provider compares the digest itself, and does not copy layers
-that are there. An image that only one story runs is loaded under its own name, which changes with its sources. It is
-not kept elsewhere.
+an image again if they have one with that tag. The local provider copies no file: its node's layers are hard links. An
+image that only one story runs is loaded under its own name, which changes with its sources. It is not kept elsewhere.
 """
 
-import json
 import subprocess
-import tempfile
 from pathlib import Path
 
 from e2e.cluster import buildah, kind, local, programs
-from e2e.cluster.containerd import BLOBS, Containerd
+from e2e.cluster.containerd import Containerd
 from e2e.cluster.images import IMAGES, build_with_docker, image_id, loaded_tag
-from e2e.cluster.paths import CACHE
 from e2e.cluster.progress import announced
 
 
@@ -36,13 +32,10 @@ def load_into_local() -> None:
     for key, image in IMAGES.items():
         target = f"{image.repository}:{loaded_tag(key, docker=False)}"
         digest = f"sha256:{image_id(image, docker=False)}"
-        if runtime.image_id(target) == digest:
-            print(f"{target} is loaded already", flush=True)
-        else:
-            with announced(f"images: bringing {target} to the node"):
-                _copy(image.name, target, runtime)
-                if runtime.image_id(target) != digest:
-                    raise RuntimeError(f"{target} on the node is not the one that was built")
+        with announced(f"images: bringing {target} to the node"):
+            runtime.add_image(target, buildah.read_image(image.name))
+        if runtime.image_id(target) != digest:
+            raise RuntimeError(f"{target} on the node is not the one that was built")
         runtime.tag_image(target, image.loaded_last)
 
 
@@ -60,7 +53,7 @@ def bring_to_local(name: str, dockerfile: Path) -> None:
         buildah.build(name, dockerfile)
         try:
             with announced(f"images: bringing {name} to the node"):
-                _copy(name, name, runtime)
+                runtime.add_image(name, buildah.read_image(name))
         finally:
             buildah.remove(name)
 
@@ -78,17 +71,3 @@ def _stream(name: str, target: str, node: str) -> None:
     loaded.check_returncode()
     if save.returncode:
         raise subprocess.CalledProcessError(save.returncode, save.args)
-
-
-def _copy(name: str, target: str, runtime: Containerd) -> None:
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix="load-") as folder:
-        layout = Path(folder)
-        blobs = layout / "blobs" / "sha256"
-        blobs.mkdir(parents=True)
-        for blob in (BLOBS / "sha256").iterdir():  # both sides have the same format: a file named by its digest
-            (blobs / blob.name).symlink_to(blob)
-        buildah.export(name, layout)
-        index = json.loads((layout / "index.json").read_text())
-        index["manifests"][0]["annotations"] = {"io.containerd.image.name": target}
-        (layout / "index.json").write_text(json.dumps(index))
-        runtime.import_layout(layout)

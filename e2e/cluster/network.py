@@ -5,6 +5,7 @@ kube-proxy's rules apply without a bridge filter. Knows no process.
 """
 
 import json
+import re
 from pathlib import Path
 
 from e2e.cluster import programs
@@ -49,6 +50,8 @@ def create() -> None:
 def delete() -> None:
     """Remove everything that `create`, kube-proxy and the CNI plugins made. Missing parts are no error."""
     _run("ip", "link", "delete", BRIDGE, check=False)
+    for interface in re.findall(r" dev (veth\S+)", "\n".join(_routes())):  # of pods whose network outlived the runtime
+        _run("ip", "link", "delete", interface, check=False)
     for family, table in _NFT_TABLES:
         _run("nft", "delete", "table", family, table, check=False)
     for end in _FORWARDED:
@@ -66,12 +69,11 @@ def exists() -> bool:
 def left() -> list[str]:
     """Return the names of the parts that `delete` would remove, and routes to pods."""
     tables = _output("nft", "list", "tables").splitlines()
-    routes = _output("ip", "route", "show", "root", POD_CIDR).splitlines()
     return [
         *([f"network interface {BRIDGE}"] if exists() else []),
         *(f"nft {table}" for table in (f"table {family} {name}" for family, name in _NFT_TABLES) if table in tables),
         *(f"iptables rule {rule}" for rule in _firewall() if POD_CIDR in rule),
-        *(f"route {route.strip()}" for route in routes),
+        *(f"route {route.strip()}" for route in _routes()),
         *(f"file {result}" for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*")),
     ]
 
@@ -84,6 +86,11 @@ def cni_configuration(data_folder: Path) -> dict[str, object]:
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {"cniVersion": "0.4.0", "name": CNI_NAME, "plugins": [{"type": "ptp", "ipam": addresses}]}
+
+
+def _routes() -> list[str]:
+    """Return the routes to pods. Each leads to an interface of its own."""
+    return _output("ip", "route", "show", "root", POD_CIDR).splitlines()
 
 
 def _firewall() -> list[str]:

@@ -1,5 +1,4 @@
-"""`python3 -m e2e.cluster.preflight demo|vllm|cluster|clients`: checks whether this machine can run it, and how long it
-takes.
+"""`python3 -m e2e.cluster.preflight try|demo|vllm|cluster|clients`: checks whether this machine can run it.
 
 make calls this before anything long begins. It lists everything that is missing, one line each. It installs Debian's
 packages, so that the steps that then run in parallel need not. Standard library only.
@@ -16,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e import vllm
-from e2e.cluster import kind, programs, tools
+from e2e.cluster import kind, owners, programs, tools
 from e2e.cluster.containerd import Containerd
 from e2e.cluster.images import BUILT_FROM
 from e2e.cluster.paths import CACHE, REPOSITORY
 
 _GO_OLDEST = (1, 26)
 _PYTHON_OLDEST = (3, 11)
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # as in the Makefile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,24 @@ class Step:
     scales: bool = False  # whether its time depends on the number of cores
 
 
-PACKAGES = Step("Python's packages", 1.5, 7)
+PACKAGES = Step("Python's packages", 1.5, 3)
+CUDA = Step("CUDA's libraries", 0.5, 3)
+TRY = Step("Python's packages", 1, 2)
 PROGRAMS = Step("Kubernetes' programs", 12, 10, scales=True)
-IMAGES = Step("the images", 3, 7, passing=17)
-LOADING = Step("bringing them to the node", 2, 12, passing=6)
-MODEL = Step("the demo's model", 2, 0.1)
+IMAGES = Step("the images", 3, 3, passing=6)
+LOADING_INTO_KIND = Step("bringing them to the node", 2, 6, passing=3)  # the local node shares the files of the store
+MODEL = Step("the demo's model", 1, 0.1)
 DEMO = Step("the cluster and the demo itself", 2, 1)
 VLLM = Step("vLLM's image", 17, 13, passing=11)
 
 
 def check(todo: Iterable[Step], with_images: bool) -> None:
     """Raise `ProgramMissing` with a line for each missing thing. Installs Debian's packages."""
-    lacking = [*_lacking_for_python(todo), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
-    if lacking:
-        raise programs.ProgramMissing("\n".join(lacking))
+    _refuse(
+        *_lacking_for_python(todo),
+        *_lacking_for_compiling(),
+        *(_lacking_for_kind() if kind.wanted() else _lacking_for_local()),
+    )
     if not kind.wanted():
         programs.require(*programs.CLUSTER, *(programs.IMAGES if with_images else ()))
 
@@ -59,12 +63,14 @@ def steps(with_vllm: bool = False) -> Iterator[Step]:
     """Yield the steps that `make demo` or `make vllm` still needs on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
+        if any(map(os.path.exists, _GPU_DEVICES)):
+            yield CUDA
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
         yield PROGRAMS
-    if outdated := kind.wanted() or not _images_are_of_today():
+    if kind.wanted() or not _images_are_of_today():
         yield IMAGES
-    if outdated or not (CACHE / "containerd").exists():
-        yield LOADING
+    if kind.wanted():
+        yield LOADING_INTO_KIND
     if not (CACHE / "models" / "demo").exists():
         yield MODEL
     yield DEMO
@@ -88,16 +94,24 @@ def most_gigabytes(todo: Iterable[Step]) -> float:
     return worst
 
 
+def _refuse(*lacking: str) -> None:
+    if lacking:
+        raise programs.ProgramMissing("\n".join(lacking))
+
+
 def _lacking_for_python(todo: Iterable[Step]) -> Iterator[str]:
     if sys.version_info < _PYTHON_OLDEST:
         yield f"Python 3.11 or newer is needed; python3 is {sys.version.split()[0]}"
     if importlib.util.find_spec("ensurepip") is None:
         yield "Python's venv is needed; on Debian, as root: apt-get install python3-venv"
-    if not any(map(programs.found, ("cc", "gcc", "clang"))):
-        yield "a C compiler is needed; on Debian, as root: apt-get install gcc libc6-dev"
     free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, most_gigabytes(todo)
     if free < needed:
         yield f"{needed:.0f} GB of disk are needed below {CACHE} (CONVEYOR_CACHE moves it); {free:.0f} are free"
+
+
+def _lacking_for_compiling() -> Iterator[str]:
+    if not any(map(programs.found, ("cc", "gcc", "clang"))):
+        yield "a C compiler is needed; on Debian, as root: apt-get install gcc libc6-dev"
 
 
 def _lacking_for_kind() -> Iterator[str]:
@@ -109,6 +123,7 @@ def _lacking_for_kind() -> Iterator[str]:
 def _lacking_for_local() -> Iterator[str]:
     if os.geteuid() != 0:
         yield "the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)"
+    yield from owners.describe_others()
     if not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
         yield from _lacking_for_go()
 
@@ -139,9 +154,12 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.parent)
 
 
-def main(target: str) -> None:
+def main(target: str, *options: str) -> None:
     if target == "clients":
         programs.require(*programs.CLIENTS)
+        return
+    if target == "try":
+        _refuse(*_lacking_for_python([TRY] if "--packages" in options else []))
         return
     todo = list(steps(with_vllm=target == "vllm"))
     if target != "cluster":
@@ -151,6 +169,6 @@ def main(target: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:])
     except programs.ProgramMissing as error:
         sys.exit(str(error))

@@ -19,6 +19,7 @@ from e2e.cluster.tools import ALL, ProgramMissing, binary
 
 # The package of each program. The kubelet and containerd run some of them themselves.
 DEBIAN_PACKAGES = {
+    "aarch64-linux-gnu-gcc": "crossbuild-essential-arm64",
     "buildah": "buildah",
     "chroot": "coreutils",
     "conntrack": "conntrack",
@@ -34,6 +35,7 @@ DEBIAN_PACKAGES = {
     "mount": "mount",
     "nft": "nftables",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "qemu-aarch64-static": "qemu-user-static",
     "runc": "runc",
     "skopeo": "skopeo",
     "socat": "socat",
@@ -51,8 +53,9 @@ INSTALLED_BY_PEOPLE = {
 CLUSTER = (
     "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
 )  # fmt: skip
-IMAGES = ("buildah", "debootstrap", "skopeo")
+IMAGES = ("buildah", "debootstrap")
 CLIENTS = ("node", "npm")
+ARM64 = ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
 
 # Debian's folders for root's programs, which are not on every PATH.
 _OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])

@@ -114,7 +114,10 @@ def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, w
         "from e2e.cluster import network as n\n"
         "n._CNI_RESULTS = n.Path('/none')\n"  # namespaces do not separate files, so these may be a running cluster's
         "def rules(): return n._output('nft', 'list', 'ruleset')\n"
-        "before, first = rules(), n.left(); n.create(); there = n.left(); n.delete()\n"
+        "before, first = rules(), n.left(); n.create()\n"
+        "n._run('ip', 'link', 'add', 'veth1', 'type', 'veth', 'peer', 'veth2')\n"  # as a killed pod's
+        "n._run('ip', 'link', 'set', 'veth1', 'up'); n._run('ip', 'route', 'add', '10.188.0.5', 'dev', 'veth1')\n"
+        "there = n.left(); n.delete()\n"
         "print([first, there, n.left(), rules() == before])"
     )
     # sysfs shows the interfaces of the namespace in which it was mounted.
@@ -122,4 +125,5 @@ def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, w
     finished = subprocess.run([*alone, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     there = ["network interface conveyor0", "nft table ip conveyor"]
     there += [f"iptables rule -A FORWARD {way} -j ACCEPT" for way in ways_past_it]
+    there += ["route 10.188.0.5 dev veth1 scope link linkdown"]
     assert finished.stdout == f"{[[], there, [], True]}\n", finished.stderr
