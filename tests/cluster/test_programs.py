@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from e2e.cluster import kind, preflight, programs, tools
+from e2e.cluster import kind, owners, preflight, programs, tools
 
 
 def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,7 @@ def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine with Python and no other program, nothing built, no right to install, and a large disk."""
     monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(owners, "describe_others", list)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
     for module in (tools, preflight):
         monkeypatch.setattr(module, "CACHE", tmp_path)

@@ -18,7 +18,8 @@ assert torch.ones(2, 3) @ torch.ones(3, 1) is not None
 assert torch.linalg.inv(torch.eye(3)).sum() == 3
 with torch.profiler.profile() as profile:
     torch.ones(3).add(1)
-print(torch.cuda.is_available(), [line.split()[-1] for line in open("/proc/self/maps") if "/nvidia/" in line])
+loaded = {line.rpartition("/")[2].partition(".")[0] for line in open("/proc/self/maps") if "/nvidia/" in line}
+print(torch.cuda.is_available(), sorted(loaded))
 """
 
 
@@ -52,9 +53,10 @@ def test_torch_computes_without_cuda_s_libraries(tmp_path: Path) -> None:
         pytest.skip("the temporary folder is on another file system")
     for name in ("cudart", "cupti"):
         for library in installed.glob(f"nvidia/*/lib/lib{name}.so.*"):
-            shutil.copy(library, site / "torch" / "lib")
+            (site / library.relative_to(installed)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, site / library.relative_to(installed))
     subprocess.run([sys.executable, SCRIPT, "fill", tmp_path], check=True)
     done = subprocess.run(
         [sys.executable, "-c", CODE], env={"PYTHONPATH": str(site), "PATH": ""}, capture_output=True, text=True
     )
-    assert done.stdout == "False []\n", done.stderr
+    assert done.stdout == "False ['libcudart', 'libcupti']\n", done.stderr
