@@ -95,7 +95,8 @@ def _describe(details: ErrorDetails, body: Mapping[str, Any]) -> str:
             number, name = _find_duplicate(value, limits["key"])
             return f"{path}[{number}]: Duplicate value: {json.dumps({name: limits['key']}, separators=(',', ':'))}"
         case "int_type" if isinstance(value, float):
-            return f'{path}: Invalid value: "float64": {path} in body must be of type int32: "float64"'
+            checked = f'<nil>: Invalid value: "": Checked value must be of type integer with format int32 in {path}'
+            return f'{path}: Invalid value: "float64": {path} in body must be of type int32: "float64", {checked}'
         case kind if kind in _TYPES:
             given = _name_type(value)
             return f'{path}: Invalid value: "{given}": {path} in body must be of type {_TYPES[kind]}: "{given}"'
