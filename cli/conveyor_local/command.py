@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.add_argument(
         "--host", default="127.0.0.1",
-        help="address to listen on, for clients and for the gateway's metrics; 0.0.0.0: all (default: %(default)s)",
+        help="address to listen on for clients; 0.0.0.0: all (default: %(default)s)",
     )  # fmt: skip
     run.add_argument("--port", type=_parse_port, default=8000, help="port of the gateway (default: %(default)s)")
     run.add_argument("--no-autoscaling", action="store_true", help="keep the first number of engines of each service")

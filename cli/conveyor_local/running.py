@@ -112,6 +112,7 @@ class Run:
         settings = Settings(
             host=self._flags.host,
             port=self._flags.port,
+            admin_host="127.0.0.1",
             admin_port=0,
             root_models="All",  # there are no tenants here
             drain_delay_seconds=0,  # nobody else has to stop using this address
@@ -123,7 +124,7 @@ class Run:
         try:
             await self._wait_open(server, serving)
             async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
-                figures = Figures(http, settings.host, server.admin_port)
+                figures = Figures(http, settings.admin_host, server.admin_port)
                 return await self._work(http, figures, serving, stop, end_now)
         except ExceptionGroup as group:
             errors = group.subgroup(RunError)

@@ -96,7 +96,9 @@ class Server:
         self._open_requests = OpenRequests(parts)
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
         admin = AdminApp(catalog, queues, self._readiness, metrics, ledger)
-        self._admin = Listener(admin.handle, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
+        self._admin = Listener(
+            admin.handle, settings.admin_host or settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS
+        )
 
     @property
     def admin_port(self) -> int:

@@ -38,6 +38,7 @@ class Settings:
 
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free port", PORT)
+    admin_host: str = setting("", "address of the admin port; empty: `host`", TEXT)
     admin_port: int = setting(
         GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /metrics, /healthz and /readyz", PORT
     )

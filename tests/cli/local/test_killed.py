@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.cli.local.running import Running, build_service, command_of, list_descendants, lives
 
@@ -79,7 +80,26 @@ def test_a_second_signal_ends_at_once(run: Running) -> None:
     run.wait("the end of all processes", lambda: not any(map(lives, processes)))
 
 
+def test_others_reach_the_gateway_and_not_its_admin_port(tmp_path: Path, models: Path) -> None:
+    asleep = build_service(autoscaling={"minReplicas": 0, "maxReplicas": 1})
+    with Running(tmp_path, models, asleep, flags=("--host", "0.0.0.0")) as running:
+        running.wait("the gateway", lambda: _answers(f"http://127.0.0.2:{running.port}/v1/models"))
+        port = _find_admin_port(running)
+        assert _answers(f"http://127.0.0.1:{port}/demand")
+        assert not _answers(f"http://127.0.0.2:{port}/demand")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
+
+
 def _read_demand(run: Running) -> str:
+    return run.http.get(f"http://127.0.0.1:{_find_admin_port(run)}/demand").text
+
+
+def _find_admin_port(run: Running) -> str:
     log = next(run.folder.glob("cache/run/*/gateway.log")).read_text()
-    port = log.partition("admin_port=")[2].split()[0]
-    return run.http.get(f"http://127.0.0.1:{port}/demand").text
+    return log.partition("admin_port=")[2].split()[0]
