@@ -36,6 +36,7 @@ COMMANDS = {
     "constrained": Command(
         "engine.constrained", "what following a JSON schema costs 32 rows, beside as many free ones"
     ),
+    "schemas": Command("engine.schemas", "which JSON schemas of files the engine follows, and validity of answers"),
     "adapters": Command("engine.adapters", "what LoRA adapters cost a batch, one for all rows or several"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),

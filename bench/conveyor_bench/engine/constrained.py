@@ -124,7 +124,7 @@ def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial:
 
 def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the median rates, and the median of the rounds' ratios. The first round is not counted."""
-    grammar, pairs = build_grammar("json", _SCHEMA, "schema"), list[tuple[float, float]]()
+    grammar, pairs = build_grammar("json", _SCHEMA, "schema").text, list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder, shape, getattr(torch, dtype))

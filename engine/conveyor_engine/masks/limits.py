@@ -17,6 +17,8 @@ TOO_COSTLY_TO_COMPILE: Final = (
     f"it takes more than {COMPILE_CPU_SECONDS:g} s of processor time or {COMPILE_BYTES >> 20} MiB of memory to compile;"
     " simplify it"
 )
+# In place of the library's message, which is about the engine's own grammar.
+TOO_LARGE: Final = "its grammar exceeds the engine's limits; simplify the schema or the grammar"
 TOO_COSTLY_TO_FOLLOW: Final = (
     "the answer's structured output takes too much processor time to follow: more than "
     f"{MASK_CPU_SECONDS * 1e3:g} ms for one token, or {MASKS_CPU_SECONDS * 1e3:g} ms for each token on average; "

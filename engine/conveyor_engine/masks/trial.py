@@ -13,7 +13,7 @@ import msgspec
 from llguidance import LLTokenizer
 
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory, peak_bytes
-from conveyor_engine.masks.limits import COMPILE_BYTES, COMPILE_CPU_SECONDS, TRIAL_STACK_BYTES
+from conveyor_engine.masks.limits import COMPILE_BYTES, COMPILE_CPU_SECONDS, TOO_LARGE, TRIAL_STACK_BYTES
 from conveyor_engine.masks.messages import Result, Try, encode
 from conveyor_engine.text.grammar import build_grammar, compile_grammar
 from conveyor_engine.wire.frames import read_payloads
@@ -39,7 +39,8 @@ def run_trials(tokenizer: LLTokenizer, connection: socket.socket) -> NoReturn:
 
 
 def _run(tokenizer: LLTokenizer, connection: socket.socket) -> None:
-    _try(tokenizer, build_grammar("json", {"type": "object"}, ""))  # so that the first grammar does not pay for pages
+    first_grammar = build_grammar("json", {"type": "object"}, "").text
+    _try(tokenizer, first_grammar)  # so that the first client's grammar does not pay for pages
     first = peak_bytes()
     connection.sendall(encode(Result("", 0)))
     with connection.makefile("rb") as stream:
@@ -59,4 +60,4 @@ def _try(tokenizer: LLTokenizer, grammar: str) -> str:
     first = matcher.deep_copy()
     if not matcher.is_error():
         first.compute_bitmask()
-    return matcher.get_error() or first.get_error()
+    return TOO_LARGE if matcher.is_error() or first.is_error() else ""

@@ -81,7 +81,7 @@ class Walker:
 
     def _warm_up(self) -> None:
         """Follow a small grammar in this thread, so that the first answer does not pay for new pages of memory."""
-        matcher = compile_grammar(self._tokenizer, build_grammar("json", {"type": "object"}, ""))
+        matcher = compile_grammar(self._tokenizer, build_grammar("json", {"type": "object"}, "").text)
         matcher.compute_bitmask()
 
     def _handle(self, message: ToWalker, work: deque[tuple[_Answer, list[int]]]) -> None:
@@ -163,7 +163,7 @@ class Walker:
             if self._answers.get(answer.slot) is not answer:
                 return
             if answer.matcher.is_error():
-                self._send_locked(Broke(answer.slot, ticket, answer.matcher.get_error(), False))
+                self._send_locked(Broke(answer.slot, ticket, limits.TOO_LARGE, False))
             elif counts and self._is_over_budget(answer, seconds):
                 self._send_locked(Broke(answer.slot, ticket, limits.TOO_COSTLY_TO_FOLLOW, True))
             else:

@@ -7,7 +7,7 @@ Metrics that vLLM also has keep vLLM's names (vllm:* and http_requests), for das
 The names of the others begin with conveyor_engine_.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -120,6 +120,11 @@ class EngineMetrics:
         self._ignored_fields = self._counter(
             "conveyor_engine_ignored_fields", "Ignored fields and tools of requests.", "kind"
         )
+        self._relaxed_keywords = self._counter(
+            "conveyor_engine_relaxed_keywords",
+            "Keywords of JSON schemas that answers might not follow, because the engine relaxes them.",
+            "keyword",
+        )
         self._responses = self._counter(
             "conveyor_engine_http_responses", "HTTP responses by route and status.", "route", "status"
         )
@@ -189,6 +194,11 @@ class EngineMetrics:
         Their names are not a label: clients could send any number of different names.
         """
         self._ignored_fields.labels(kind=kind).inc(number)
+
+    def count_relaxed_keywords(self, keywords: Iterable[str]) -> None:
+        """Count the keywords of a request's JSON schemas that its answer might not follow. Their names are fixed."""
+        for keyword in keywords:
+            self._relaxed_keywords.labels(keyword=keyword).inc()
 
     def count_response(self, route: str, method: str, status: int) -> None:
         """Count an HTTP answer that has begun. `route` is one of a fixed set."""

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from conveyor_engine.text.grammar import JSON_OPTIONS
-from conveyor_engine.text.schemas import prepare_schema
+from conveyor_engine.text.json_grammar import JsonSchema
 
 FindToken = Callable[[str], int | None]
 _UNESCAPED_SLASH = re.compile(r"(?<!\\)/")
@@ -20,7 +19,7 @@ class Tag(NamedTuple):
     """A part between two texts. Its content is JSON that fits a schema, or matches a regular expression."""
 
     begin: str
-    schema: Any  # None: the content matches `regex`
+    schema: Any  # of the client, or a JsonSchema for `build_tag_grammar`; None: the content matches `regex`
     regex: str
     end: str
 
@@ -53,7 +52,7 @@ def quote(text: str, find_token: FindToken) -> str:
 
 
 def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
-    """Return the grammar for an answer with these tags."""
+    """Return the grammar for an answer with these tags. Each schema is a JsonSchema."""
     lines = [r"TEXT: /(.|\n)*/"]
     for number, tag in enumerate(tags.tags):
         trigger = max((each for each in tags.triggers if tag.begin.startswith(each)), key=len)
@@ -62,8 +61,9 @@ def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
             lines.append(f"head_{number}[lazy]: TEXT {json.dumps(trigger)}")
         else:
             lines.append(f"head_{number}: TEXT <[{token_id}]>")
-        content = f"%json {json.dumps({**_as_object(tag.schema), 'x-guidance': JSON_OPTIONS})}"
-        if tag.schema is None:
+        if isinstance(tag.schema, JsonSchema):
+            content = f"%json {json.dumps(tag.schema.embedded())}"
+        else:
             escaped = _UNESCAPED_SLASH.sub(r"\/", tag.regex)
             content = f"/{escaped}/"
         begin, end = quote(tag.begin.removeprefix(trigger), find_token), quote(tag.end, find_token)
@@ -72,11 +72,3 @@ def build_tag_grammar(tags: Tags, find_token: FindToken) -> str:
     repeated = {(False, False): "tag* tail", (True, False): "tag+ tail", (False, True): "tag | tail"}
     start = repeated.get((tags.at_least_one, tags.only_one), "tag")
     return "\n".join([f"start: {start}", f"tag: {any_tag}", "tail: TEXT", *lines])
-
-
-def _as_object(schema: Any) -> dict[str, Any]:
-    """Return the schema as an object, to which options can be added: true and false are schemas too."""
-    closed = prepare_schema(schema)
-    if isinstance(closed, dict):
-        return closed
-    return {} if closed is not False else {"not": {}}

@@ -33,6 +33,7 @@ _TO_CLIENTS: Final = frozenset(
         "content-encoding",
         "content-length",
         "retry-after",
+        "warning",  # the keywords of a JSON schema that the answer might not follow
         "metadata",  # vLLM's description of embeddings that are sent as bytes
         JSON_LENGTH_HEADER.lower(),
     ]

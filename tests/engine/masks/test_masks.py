@@ -16,12 +16,13 @@ from tests.engine.text.local_grammars import Grammars
 from conveyor_engine.masks.answers import Answer
 from conveyor_engine.masks.client import Masks
 from conveyor_engine.masks.verdicts import Verdict, key_of
-from conveyor_engine.text.grammar import JSON_OPTIONS, build_grammar
+from conveyor_engine.text.grammar import build_grammar
+from conveyor_engine.text.json_grammar import JSON_OPTIONS
 
 END_ID = 0
 NUM_ROWS = 4
 WAIT_SECONDS = 120.0
-SIMPLE = build_grammar("regex", "[ab]+", "form")
+SIMPLE = build_grammar("regex", "[ab]+", "form").text
 CHAIN = 'start: r0\n{}\nr{}: "y"'
 AND = LLMatcher.grammar_from_lark(
     "start: A\nA: " + " & ".join(f"/(?s:.*)[a-z]{{{number}}}(?s:.*)/" for number in range(1, 30))
@@ -121,7 +122,7 @@ def tokens_of(mask: bytes) -> list[int]:
 @pytest.mark.parametrize("seed", range(3))
 def test_masks_and_ends_are_those_of_the_library(client: Client, directory: Path, seed: int) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}}}
-    grammar = build_grammar("json", schema, "form")
+    grammar = build_grammar("json", schema, "form").text
     chance, answer = random.Random(seed), client.open(grammar)
     own = Grammars(directory, VOCABULARY, [END_ID]).follow(grammar)
     for _ in range(60):
@@ -138,7 +139,7 @@ def test_masks_and_ends_are_those_of_the_library(client: Client, directory: Path
 
 
 def test_an_answer_that_loses_its_row_goes_on_in_another(client: Client) -> None:
-    grammar = build_grammar("choice", ["abc", "abd"], "form")
+    grammar = build_grammar("choice", ["abc", "abd"], "form").text
     others = [client.open(SIMPLE) for _ in range(NUM_ROWS - 1)]
     answer = client.open(grammar)
     for _ in range(2):
@@ -171,7 +172,7 @@ def test_no_chain_of_rules_ends_a_process_that_others_need(client: Client, num_r
 def test_costly_compilations_hold_up_no_other(client: Client) -> None:
     costly = [AND.replace("[a-z]", f"[a-{last}]") for last in "tuvw"]
     assert all(client.masks.judge(key_of(grammar), grammar) is None for grammar in costly)
-    assert client.judge(build_grammar("regex", "[cd]+", "form")) == Verdict("")
+    assert client.judge(build_grammar("regex", "[cd]+", "form").text) == Verdict("")
     assert any(client.masks.judge(key_of(grammar), grammar) is None for grammar in costly), "they have not ended yet"
     client.masks.cancel(key_of(costly.pop()))
     for grammar in costly:
@@ -214,7 +215,7 @@ def test_answers_go_on_behind_the_death_of_a_process(client: Client, who: str) -
     client.accept(answer, second)
     assert answer.failure is None
     assert answer.build_mask() == mask
-    assert client.judge(build_grammar("regex", f"[ef]+{who}", "form")) == Verdict("")
+    assert client.judge(build_grammar("regex", f"[ef]+{who}", "form").text) == Verdict("")
     answer.close()
 
 

@@ -9,9 +9,7 @@ from tests.engine.chat_model import VOCABULARY, write_tokenizer
 from tests.engine.text.local_grammars import Grammars
 from tests.engine.text.test_grammar import END_ID, follows
 
-from conveyor_engine.serving.preparing.structured import read_tags
-from conveyor_engine.text.grammar import build_grammar
-from conveyor_engine.text.tags import build_tag_grammar
+from conveyor_engine.serving.preparing.structured import build_form_grammar, read_tags
 from conveyor_engine.text.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -45,8 +43,8 @@ class Model:
         self._tokenizer, self._grammars = Tokenizer(folder), Grammars(folder, VOCABULARY, [END_ID, 1])
 
     def follows(self, value: Any, text: str) -> bool:
-        lark = build_tag_grammar(read_tags(value).value, self._tokenizer.find_id)
-        return follows(self._grammars, self._tokenizer, build_grammar("lark", lambda: lark, "form"), text)
+        grammar = build_form_grammar(read_tags(value), "form", self._tokenizer.find_id)
+        return follows(self._grammars, self._tokenizer, grammar.text, text)
 
 
 @pytest.fixture(scope="module", params=[(), ("<count>", "</count>", "</function>")], ids=["text", "tokens"])

@@ -5,13 +5,12 @@ Used by `schemas`, which has the fields. `text.grammar` turns the forms into gra
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from conveyor_engine.text.grammar import Kind, build_grammar
+from conveyor_engine.text.grammar import BuiltGrammar, Kind, build_grammar, follow_schema
 from conveyor_engine.text.tags import FindToken, Tag, Tags, build_tag_grammar
 
 CHOICES_MAX = 1024
@@ -24,13 +23,25 @@ class Form(NamedTuple):
 
     kind: Kind | Literal["tags"]
     value: Any
+    strict: bool = False  # the answer must follow every keyword of the schema
 
 
-def build_form_grammar(form: Form, field: str, find_token: FindToken) -> str:
+def build_form_grammar(form: Form, field: str, find_token: FindToken) -> BuiltGrammar:
     """Return the grammar of a form. field: the request's field that requires it. Raises InvalidRequest."""
-    if form.kind == "tags":
-        return build_grammar("lark", partial(build_tag_grammar, form.value, find_token), field)
-    return build_grammar(form.kind, form.value, field)
+    if form.kind != "tags":
+        return build_grammar(form.kind, form.value, field, strict=form.strict)
+    tags = [_prepare_tag(tag, field) for tag in form.value.tags]
+    text = build_tag_grammar(form.value._replace(tags=tags), find_token)
+    relaxed = [each for tag in tags if tag.schema is not None for each in tag.schema.relaxed]
+    return BuiltGrammar(build_grammar("lark", text, field).text, relaxed)
+
+
+def _prepare_tag(tag: Tag, field: str) -> Tag:
+    """Return the tag with a schema that the library follows. Raises InvalidRequest."""
+    if tag.schema is None:
+        build_grammar("regex", tag.regex, field)
+        return tag
+    return tag._replace(schema=follow_schema(tag.schema, field))
 
 
 def _refuse(problem: str) -> PydanticCustomError:
@@ -126,7 +137,7 @@ def _read_response_format(value: object) -> Form | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
             if not isinstance(more.get("name"), str | None):
                 raise _refuse("must have a json_schema.name that is a string")
-            return Form("json", schema)
+            return Form("json", schema, strict=more.get("strict") is True)
         case {"type": "json_schema"}:
             raise _refuse("must have json_schema.schema, an object")
         case {"type": "structural_tag"}:

@@ -5,7 +5,6 @@ Used by the schemas of requests, and by `prompts` and the task that generates te
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,10 +19,11 @@ from conveyor_engine.serving.preparing.tools import (
     ToolChoice,
     get_name,
 )
-from conveyor_engine.text.grammar import build_grammar
+from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar, build_grammar, follow_schema
+from conveyor_engine.text.json_grammar import JsonSchema
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
-from conveyor_engine.text.parsing.formats import FORMATS, CallSyntax, build_call_or_form, find_forced
+from conveyor_engine.text.parsing.formats import FORMATS, build_call_or_form, find_forced
 from conveyor_engine.text.tags import FindToken
 
 SCHEMA_CHARACTERS_MAX = 64 * 1024
@@ -147,32 +147,33 @@ class ToolUse(NamedTuple):
             texts=[name for name, called in self.called_as.items() if called.is_custom],
         )
 
-    def build_grammar(self, dialect: Dialect, find_token: FindToken) -> str:
-        """Return the grammar for an answer that must call a tool; empty if a call is not required.
+    def build_grammar(self, dialect: Dialect, find_token: FindToken) -> BuiltGrammar:
+        """Return the grammar for an answer that must call a tool; an empty one if a call is not required.
 
         Raises InvalidRequest.
         """
         if self.choice != "required":
-            return ""
+            return NO_GRAMMAR
+        schemas = [_follow(each) for each in self.callable_tools]
+        named = [(each.name, schema) for each, schema in zip(self.callable_tools, schemas, strict=True)]
         _, shape = find_forced(dialect.tool_format)
-        try:
-            return self._build(shape, self.callable_tools, find_token, "tools")
-        except InvalidRequest:
-            for each in self.callable_tools:  # find the tool whose schema is wrong
-                self._build(shape, [each], find_token, each.place)
-            raise
+        text = shape.build_grammar(named, find_token, only_one=self.only_one_call)
+        relaxed = [each for schema in schemas for each in schema.relaxed]
+        return BuiltGrammar(build_grammar("lark", text, "tools").text, relaxed)
 
-    def add_calls(self, grammar: str, dialect: Dialect, find_token: FindToken) -> str:
+    def add_calls(self, grammar: BuiltGrammar, dialect: Dialect, find_token: FindToken) -> BuiltGrammar:
         """Return the grammar for an answer that follows `grammar` or calls tools, if the model may choose."""
         if self.choice != "auto" or not dialect.tool_format:
             return grammar
         names = [each.name for each in self.callable_tools]
-        return build_call_or_form(dialect.tool_format, names, grammar, find_token)
+        text = build_call_or_form(dialect.tool_format, names, grammar.text, find_token)
+        return grammar._replace(text=text)
 
-    def _build(self, shape: CallSyntax, offered: Sequence[Offered], find_token: FindToken, param: str) -> str:
-        named = [(each.name, each.tool.function.schema_of_arguments) for each in offered]
-        build = partial(shape.build_grammar, named, find_token, only_one=self.only_one_call)
-        return build_grammar("lark", build, param)
+
+def _follow(offered: Offered) -> JsonSchema:
+    """Return the schema of the function's arguments as the library follows it. Raises InvalidRequest."""
+    function = offered.tool.function
+    return follow_schema(function.schema_of_arguments, offered.place, strict=function.strict is True)
 
 
 def _choose(offered: Sequence[Offered], names: Sequence[str]) -> list[Offered]:

@@ -30,7 +30,7 @@ class FunctionDefinition(Object):
     parameters: dict[str, Any] | None = None
     """The JSON schema of the arguments; default: any object."""
     strict: bool | None = None
-    """Has no effect: arguments follow the schema whenever `tool_choice` forces a call."""
+    """True: a schema with a keyword that the engine cannot guarantee gets 400. Otherwise the keyword is relaxed."""
 
     @property
     def schema_of_arguments(self) -> Mapping[str, Any]:

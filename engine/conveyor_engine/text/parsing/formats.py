@@ -7,14 +7,13 @@ Each format is a row of a table: how its calls are parsed, and how a grammar for
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from conveyor_engine.text.grammar import JSON_OPTIONS
+from conveyor_engine.text.json_grammar import JSON_OPTIONS, JsonSchema
 from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import read_pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlCalls
-from conveyor_engine.text.schemas import prepare_schema
 from conveyor_engine.text.tags import FindToken, quote
 
 
@@ -29,9 +28,7 @@ class CallSyntax:
     before_arguments: str
     behind_call: str
 
-    def build_grammar(
-        self, tools: Sequence[tuple[str, Mapping[str, Any]]], find_token: FindToken, *, only_one: bool
-    ) -> str:
+    def build_grammar(self, tools: Sequence[tuple[str, JsonSchema]], find_token: FindToken, *, only_one: bool) -> str:
         """Return a grammar in Lark's syntax. `tools`: name and schema of each tool that may be called.
 
         find_token: returns the token for a whole mark, or None. llguidance does not match such a token with
@@ -39,8 +36,8 @@ class CallSyntax:
         """
         lines = [
             f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
-            f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})} {quote(self.behind_call, find_token)}"
-            for number, (name, schema) in enumerate((name, prepare_schema(schema)) for name, schema in tools)
+            f"%json {json.dumps(schema.embedded())} {quote(self.behind_call, find_token)}"
+            for number, (name, schema) in enumerate(tools)
         ]
         calls = " | ".join(f"call_{number}" for number in range(len(tools)))
         more = "" if only_one else f" ({quote(self.separator, find_token)} call)*"

@@ -168,3 +168,58 @@ def test_a_form_and_other_limits_that_leave_nothing_end_the_request_with_a_reaso
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "invalid_value")
     assert "structured output" in error["message"]
+
+
+def count_relaxed(server: EngineServer, keyword: str) -> float:
+    name, label = "conveyor_engine_relaxed_keywords_total{", f'keyword="{keyword}"'
+    lines = server.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and label in line)
+
+
+def test_a_relaxed_keyword_is_named_in_a_header_and_counted(server: EngineServer) -> None:
+    tags = {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags}, "required": ["tags"]}
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    named = "uniqueItems at #/properties/tags"
+    before = count_relaxed(server, "uniqueItems")
+    bodies = [
+        ("/v1/completions", {"prompt": "a", "response_format": form}),
+        ("/v1/completions", {"prompt": "a", "response_format": form, "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "response_format": form}),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "it", "schema": schema}}}),
+    ]
+    for path, body in bodies:
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        response = server.post(path, {**body, limit: 50})
+        assert response.status_code == 200, response.text
+        assert named in response.headers["warning"]
+    assert count_relaxed(server, "uniqueItems") == before + len(bodies)
+    plain = server.post("/v1/completions", {"prompt": "a", "guided_json": SCHEMA, "max_tokens": 5})
+    assert "warning" not in plain.headers
+    strict = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
+    response = server.post("/v1/completions", {"prompt": "a", "response_format": strict})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"response_format cannot be followed: {named}: ")
+
+
+def test_an_error_about_a_tool_names_the_keyword_and_nothing_of_the_grammar(server: EngineServer) -> None:
+    good = {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": {}}}}
+    schema = {"type": "object", "properties": {"x": {"type": "string", "minLength": "1"}}}
+    bad = {"type": "function", "function": {"name": "b", "parameters": schema}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [good, bad], "tool_choice": "required"}
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "tools[1].function.parameters cannot be followed: minLength at #/properties/x: the value must be a whole number"
+        " that is not negative"
+    )
+    assert response.json()["error"]["param"] == "tools[1].function.parameters"
+
+
+def test_a_schema_that_never_ends_is_refused_before_it_runs(server: EngineServer) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
+    response = server.post(
+        "/v1/completions", {"prompt": "a", "guided_json": {"$ref": "#/$defs/node", "$defs": {"node": node}}}
+    )
+    assert response.status_code == 400
+    assert "$ref at #/$defs/node: it refers to itself without an end" in response.json()["error"]["message"]

@@ -22,9 +22,11 @@ from conveyor_engine.serving.preparing.structured import build_form_grammar
 from conveyor_engine.serving.preparing.tool_use import CalledAs
 from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
 from conveyor_engine.text.detokenizer import Detokenizer
+from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.thinking import MARKS
+from conveyor_engine.text.schema.problems import Relaxed
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, too_long
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
@@ -82,6 +84,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     called_as: dict[str, CalledAs] = {}  # how the client knows functions that are not its own
     hides_reasoning: bool = False  # the response omits the model's thinking
     continued_text: str = ""  # text that the response repeats before its own
+    relaxed: list[Relaxed] = []  # keywords of schemas that the answer might not follow
     repeated: bytes = b""  # JSON of the request's fields that the response repeats
 
 
@@ -119,7 +122,7 @@ def prepare_conversation(
     parsing = use.find_parsing(model.dialect)
     find_token = partial(_find_token, model, facts=job.facts)
     grammar = use.build_grammar(model.dialect, find_token)
-    if not grammar and fields.response_format and fields.response_format.kind != "tags":
+    if not grammar.text and fields.response_format and fields.response_format.kind != "tags":
         form = build_form_grammar(fields.response_format, "response_format", find_token)
         grammar = use.add_calls(form, model.dialect, find_token)
     prompt = model.tokenizer.encode_rendered(text, longest, truncation)
@@ -182,7 +185,7 @@ def _prepared(
     max_tokens: int | None,
     job: Job,
     id_prefix: str,
-    grammar: str = "",
+    grammar: BuiltGrammar = NO_GRAMMAR,
     parsing: Parsing = NO_PARSING,
     budget: int | None = None,
 ) -> PreparedText:
@@ -196,8 +199,9 @@ def _prepared(
     choices: list[PreparedChoice] = []
     all_params: list[SamplingParams] = []
     find_token = partial(_find_token, model, facts=job.facts)
-    grammar = grammar or "".join(build_form_grammar(form, field, find_token) for field, form in fields.forms().items())
-    thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar or budget is not None else None
+    for field, form in fields.forms().items() if not grammar.text else ():
+        grammar = build_form_grammar(form, field, find_token)
+    thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar.text or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     check_listed_tokens(fields, bad_words, job.facts)
     adapter = model.find_adapter(fields.model)
@@ -213,7 +217,7 @@ def _prepared(
                 request_id=f"{request_id}-{len(requests)}",
                 prompt_token_ids=prompt,
                 params=all_params[-1],
-                grammar=grammar,
+                grammar=grammar.text,
                 thinking=thinking,
                 level=job.find_level(fields.priority),
                 deadline=job.deadline,
@@ -238,13 +242,14 @@ def _prepared(
         num_prompt_tokens=sum(map(len, prompts)),
         reports_cached_tokens=fields.cache_salt is not None,
         ignored_fields=fields.ignored,
-        parts=[Part.of(requests, len(grammar))],
+        parts=[Part.of(requests, len(grammar.text))],
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         names_alternatives=bool(fields.logprob_token_ids),
         prompt_token_ids=[array("I", prompt).tobytes() for prompt in prompts] if fields.return_token_ids else [],
         echoes=_echoes(model, fields, prompts),
         reports_prompt_logprobs=fields.prompt_logprobs is not None,
         parsing=parsing,
+        relaxed=list(grammar.relaxed),
     )
 
 

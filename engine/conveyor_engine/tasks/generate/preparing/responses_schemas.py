@@ -164,7 +164,7 @@ class TextConfig(Object):
     def form(self) -> Form | None:
         """Return the form that the answer must have; None for plain text."""
         if isinstance(self.format, SchemaFormat):
-            return Form("json", self.format.schema_)
+            return Form("json", self.format.schema_, strict=self.format.strict is True)
         return Form("json", {"type": "object"}) if self.format and self.format.type == "json_object" else None
 
 

@@ -21,6 +21,7 @@ from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.tasks.generate.serving.choice import Choice, Delta
 from conveyor_engine.tasks.generate.serving.formats import Format, Usage, WholeChoice
 from conveyor_engine.text.parsing.thinking import MARKS
+from conveyor_engine.text.schema.problems import describe_relaxed
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
 from conveyor_protocol.engine_pages import UsedTokens
@@ -65,7 +66,13 @@ class GeneratedResponse(EngineResponse):
             used = self._count_used()
             use.end(used.prompt_tokens, used.completion_tokens)
 
+    async def _start(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        if relaxed := self._prepared.relaxed:
+            headers.append((b"warning", describe_relaxed(relaxed).encode()))
+        await super()._start(headers, send)
+
     async def _send_text(self, send: Send) -> None:
+        self._state.metrics.count_relaxed_keywords(each.keyword for each in self._prepared.relaxed)
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
         self._held.grow(len(self._prepared.repeated) + 4 * len(self._prepared.continued_text))

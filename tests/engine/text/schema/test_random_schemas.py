@@ -91,7 +91,7 @@ def test_whatever_is_chosen_is_valid_by_the_schema(directory: Path) -> None:
     for seed in range(SCHEMAS):
         schema = Maker(seed).make()
         tokens = answer_by_chance(
-            grammars, build_grammar("json", schema, "schema"), random.Random(seed), END_ID, VOCABULARY, TOKENS_MAX
+            grammars, build_grammar("json", schema, "schema").text, random.Random(seed), END_ID, VOCABULARY, TOKENS_MAX
         )
         if tokens is None:
             num_open += 1

@@ -1,11 +1,11 @@
-"""Finds out whether the branches of a `oneOf` exclude each other, so that no answer fits two of them. Pure.
+"""Finds out which branches of a `oneOf` exclude each other, so that no answer fits two of them. Pure.
 
-The result is never wrong in one direction: branches that are called disjoint are disjoint. Used by `schemas`.
+The result is never wrong in one direction: branches that are called disjoint are disjoint. Used by `choices`.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _KINDS: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -18,40 +18,34 @@ _BOUNDS: Final[Mapping[str, tuple[Mapping[str, bool], Mapping[str, bool]]]] = {
     "array": ({"minItems": False}, {"maxItems": False}),
     "object": ({"minProperties": False}, {"maxProperties": False}),
 }
-Roots = tuple[Any, Any]  # the documents of the two schemas that are compared
+# With these keywords, an object may have properties that its `properties` do not name.
+_OPENING: Final = (
+    "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "additionalProperties", "patternProperties",
+    "propertyNames", "unevaluatedProperties",
+)  # fmt: skip
+Resolve = Callable[[str], Any]  # the schema that a reference names; None if there is none
 
 
-def find_reference(root: Any, reference: str) -> Any:
-    """Return the schema that a reference within the document names; None if there is none."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
-def distinguish(branches: Sequence[Any], root: Any) -> list[Any] | None:
+def distinguish(branches: Sequence[Any], resolve: Resolve) -> list[Any] | None:
     """Return the branches, each of which requires the property whose `const` tells them apart; None if there is none.
 
     Such a property is the discriminator of a tagged union.
     """
-    views = [_view(branch, root) for branch in branches]
+    views = [_view(branch, resolve) for branch in branches]
     if any(_kinds(view) != {"object"} for view in views):
         return None
     for name in _properties(views[0]):
-        tags = [_tag(_properties(view).get(name), root) for view in views]
+        tags = [_tag(_properties(view).get(name), resolve) for view in views]
         if None not in tags and len(set(tags)) == len(tags):
-            return [_require(branch, name) for branch in branches]
+            return [
+                branch if name in _required(view) else _require(branch, name)
+                for branch, view in zip(branches, views, strict=True)
+            ]
     return None
 
 
-def _tag(schema: Any, root: Any) -> str | None:
-    values = _values(_view(schema, root))
+def _tag(schema: Any, resolve: Resolve) -> str | None:
+    values = _values(_view(schema, resolve))
     return None if values is None or len(values) != 1 else json.dumps(_plain(values[0]), sort_keys=True)
 
 
@@ -60,23 +54,21 @@ def _require(branch: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**branch, "required": required if name in required else [*required, name]}
 
 
-def find_overlap(branches: Sequence[Any], others: Sequence[Any], roots: Roots) -> tuple[int, int] | None:
-    """Return the numbers, from 1, of two branches that may both be valid for one answer; None if there are none.
+def find_overlaps(branches: Sequence[Any], resolve: Resolve, *, are_closed: bool) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of two branches if an answer that is made from the first may also fit the second.
 
-    An answer is made from one of `branches`, and must not be valid by the others in `others`, which are at the same
-    places. `roots`: the documents with these lists.
+    are_closed: whether an answer has no properties but those that its branch names, if the branch names any.
     """
-    comparison = _Comparison(roots)
+    comparison = _Comparison(resolve, are_closed=are_closed)
     for first, branch in enumerate(branches):
-        for second, other in enumerate(others):
+        for second, other in enumerate(branches):
             if first != second and not comparison.is_disjoint(branch, other, 0):
-                return min(first, second) + 1, max(first, second) + 1
-    return None
+                yield first, second
 
 
 class _Comparison:
-    def __init__(self, roots: Roots) -> None:
-        self._mine, self._theirs = roots
+    def __init__(self, resolve: Resolve, *, are_closed: bool) -> None:
+        self._resolve, self._are_closed = resolve, are_closed
         self._num_steps = 0
 
     def is_disjoint(self, mine: Any, other: Any, depth: int) -> bool:
@@ -86,7 +78,9 @@ class _Comparison:
             return False
         if mine is False or other is False:
             return True
-        a, b = _view(mine, self._mine), _view(other, self._theirs)
+        a, b = _view(mine, self._resolve), _view(other, self._resolve)
+        if self._are_closed and _properties(a) and not any(key in a for key in _OPENING):
+            a["additionalProperties"] = not _required(a) <= set(_properties(a))
         if any(all(self.is_disjoint(each, other, depth + 1) for each in options) for options in _options(a)):
             return True
         if any(all(self.is_disjoint(mine, each, depth + 1) for each in options) for options in _options(b)):
@@ -106,7 +100,7 @@ class _Comparison:
         return any(self.is_disjoint(ours[name], theirs[name], depth + 1) for name in names)
 
 
-def _view(schema: Any, root: Any) -> dict[str, Any]:
+def _view(schema: Any, resolve: Resolve) -> dict[str, Any]:
     """Return one schema in place of a schema, its references and its `allOf`: each keyword as it is first found.
 
     Whatever the result excludes, the schema excludes too.
@@ -119,7 +113,7 @@ def _view(schema: Any, root: Any) -> dict[str, Any]:
         if not isinstance(each, Mapping):
             continue
         if isinstance(each.get("$ref"), str):
-            waiting.append(find_reference(root, each["$ref"]))
+            waiting.append(resolve(each["$ref"]))
         if isinstance(each.get("allOf"), list):
             waiting += each["allOf"]
         properties = {**_properties(each), **_properties(view)}
