@@ -186,7 +186,7 @@ class PretendedModel:
     `memory_tokens`, raises, with half of its keys written.
 
     If it has states, each row also has a state of all tokens that it has computed, which starts anew with a first
-    token. It is an error to compute a token twice.
+    token. The next token depends on it, so it is wrong after a token that was computed twice or by another request.
     """
 
     def __init__(self, block_size: int, has_states: bool = False) -> None:
@@ -247,8 +247,7 @@ class PretendedModel:
     def _change_state(self, row: int, computed: int, num_tokens: int) -> None:
         if self._states is not None:
             state = self._states[row] if computed else []
-            assert state == self._token_ids[row][:computed], f"row {row} goes on from another state at {computed}"
-            self._states[row] = self._token_ids[row][: computed + num_tokens]
+            self._states[row] = state + self._token_ids[row][computed : computed + num_tokens]
 
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
@@ -263,7 +262,7 @@ class PretendedModel:
         token_ids = self._token_ids[row][:length]
         assert len(token_ids) == length, "all its tokens are known"
         self._token_ids[row] = token_ids
-        token_id = next_allowed(token_ids, allowed)
+        token_id = next_allowed(token_ids if self._states is None else self._states[row], allowed)
         if self.breaks:
             self.breaks, token_id = False, -1
         token_ids.append(max(0, token_id))

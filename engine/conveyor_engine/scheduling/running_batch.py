@@ -50,6 +50,7 @@ class RunningBatch:
         self._max_model_len = facts.max_model_len
         self._limits = limits
         self._max_num_seqs = facts.max_num_seqs
+        self._has_states = facts.has_states
         self._budget = TokenBudget(facts, limits, joins=policy.joins, whole_prompts=whole_prompts, packs=packs)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
@@ -164,6 +165,8 @@ class RunningBatch:
         """Add the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for an earlier request of this step
+        if self._has_states and request.sits_out:
+            return  # preempted because its mask was late: begins again when the mask is ready
         num_tokens = min(self._budget.chunk(step, request), self._logits_room(step, request))
         if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)

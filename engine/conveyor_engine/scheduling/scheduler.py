@@ -323,6 +323,8 @@ class Scheduler:
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
+        if self._facts.has_states:  # a row that sat out would compute its last token twice
+            self._preempt([work.request for work in step.work if work.sits_out])
         self._constrained.flush()
         self._counters.count_kv(self._batch.requests, self._facts.block_size)
         if self.on_step is not None:
