@@ -32,15 +32,14 @@ $(UV):
 	python3 -m venv $(CACHE)/uv-$(UV_VERSION)
 	$(CACHE)/uv-$(UV_VERSION)/bin/pip install --quiet uv==$(UV_VERSION)
 
-# Without a GPU, CUDA's 3 GB of libraries are left out: docs/adr/0143. CUDA=yes or CUDA=no decides otherwise.
+# Without a GPU, `make try` leaves out CUDA's libraries: docs/adr/0143. CUDA=yes or CUDA=no decides otherwise.
 CUDA ?= $(if $(or $(wildcard /dev/nvidiactl /dev/dxg),$(if $(shell command -v cc && command -v readelf),,x)),yes,no)
 NO_CUDA = $(if $(filter no,$(CUDA)),$$(python3 engine/no_cuda.py options --no-install-package $(1)))
 FILL = $(if $(filter no,$(CUDA)),python3 engine/no_cuda.py fill $(@D))
 INSTALLED := pyproject.toml uv.lock engine/no_cuda.py $(wildcard engine/native/*.py engine/native/src/*)
 
 .venv/.complete: $(UV) $(INSTALLED)
-	$(UV) sync --locked --all-extras --all-groups $(call NO_CUDA)
-	$(FILL)
+	$(UV) sync --locked --all-extras --all-groups
 	@touch $@
 
 .venv-try/.complete: $(UV) $(INSTALLED)

@@ -22,7 +22,6 @@ from e2e.cluster.paths import CACHE, REPOSITORY
 
 _GO_OLDEST = (1, 26)
 _PYTHON_OLDEST = (3, 11)
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # as in the Makefile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Step:
     scales: bool = False  # whether its time depends on the number of cores
 
 
-PACKAGES = Step("Python's packages", 1.5, 3)
-CUDA = Step("CUDA's libraries", 0.5, 3)
+PACKAGES = Step("Python's packages", 2, 6)
 TRY = Step("Python's packages", 1, 2)
 PROGRAMS = Step("Kubernetes' programs", 12, 10, scales=True)
 IMAGES = Step("the images", 3, 3, passing=6)
@@ -63,8 +61,6 @@ def steps(with_vllm: bool = False) -> Iterator[Step]:
     """Yield the steps that `make demo` or `make vllm` still needs on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
-        if any(map(os.path.exists, _GPU_DEVICES)):
-            yield CUDA
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
         yield PROGRAMS
     if kind.wanted() or not _images_are_of_today():

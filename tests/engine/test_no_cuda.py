@@ -1,4 +1,4 @@
-"""torch without CUDA's libraries, as `make venv` and the local clusters' image have it on machines without a GPU."""
+"""torch without CUDA's libraries, as `make try` and the local clusters' image have it on machines without a GPU."""
 
 import runpy
 import shutil
