@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _UNIQUE_MAX: Final = 5  # values of which an array may have each once: 326 arrays
 _FIRST_MAX: Final = 8  # places at which the first element that `contains` requires may be
 _MORE_MAX: Final = 4  # numbers of such elements
+_WRITTEN_MAX: Final = 8_000  # schemas that are written for one `contains`, which multiplies those within it
 
 
 def rewrite(rewriter: "Rewriter", node: Node, parts: Parts) -> None:
@@ -103,16 +104,25 @@ def _rewrite_contains(rewriter: "Rewriter", node: Node, parts: Parts) -> None:
             rewriter.relax("maxContains", node.at)
             most = None
     numbers = range(least, least + 1 if most is None else min(int(most), least + _MORE_MAX) + 1)
-    branches = []
-    for number in numbers:
-        for first in range(_FIRST_MAX if number else 1):
-            prefix = [*[others] * first, *[wanted] * number]
-            if len(prefix) <= parts.own.get("maxItems", len(prefix)):
-                branches.append({"type": "array", "prefixItems": prefix, "items": others, "minItems": len(prefix)})
-    if rewriter.spend(len(branches) * _FIRST_MAX):
-        rewriter.add(parts, only("array", branches, schema), "contains", node.at)
-    else:
+    longest = parts.own.get("maxItems", _FIRST_MAX + numbers.stop)
+    places = [
+        (first, number)
+        for number in numbers
+        for first in range(_FIRST_MAX if number else 1)
+        if first + number <= longest
+    ]
+    size = sum((first + 1) * rewriter.size(others) + number * rewriter.size(wanted) for first, number in places)
+    if size > _WRITTEN_MAX or not rewriter.spend(len(places) * _FIRST_MAX):
         rewriter.relax("contains", node.at)
+        return
+    branches = [
+        {
+            "type": "array", "prefixItems": [*[others] * first, *[wanted] * number], "items": others,
+            "minItems": first + number,
+        }
+        for first, number in places
+    ]  # fmt: skip
+    rewriter.add(parts, only("array", branches, schema), "contains", node.at)
 
 
 def _rewrite_unevaluated(rewriter: "Rewriter", node: Node, parts: Parts) -> None:

@@ -1,5 +1,6 @@
 """The document of a schema: where its schemas are, and which schema a reference names. Pure. Used by `rewrite`."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -102,7 +103,7 @@ class Document:
 
     def is_certain(self, reference: str) -> bool:
         """Return whether the target of a `$dynamicRef` does not depend on the path that leads to it."""
-        targets = self._dynamic.get(urldefrag(reference).fragment, [])
+        targets = self._dynamic.get(reference.partition("#")[2], [])
         root = self.place_of(self.root, Place("", "#")).base
         return len(targets) <= 1 or any(place.base == root for _, place in targets)
 
@@ -112,10 +113,13 @@ def _join(base: str, reference: str) -> tuple[str, str]:
     if reference.startswith("#") or not base:
         address, _, fragment = reference.partition("#")
         return address or base, fragment
-    return tuple(urldefrag(urljoin(base, reference)))  # type: ignore[return-value]
+    try:
+        return tuple(urldefrag(urljoin(base, reference)))  # type: ignore[return-value]
+    except ValueError:  # it is no address
+        return reference, ""
 
 
 def _step(value: Any, name: str) -> Any:
-    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+    if isinstance(value, list) and re.fullmatch("[0-9]{1,9}", name) and int(name) < len(value):
         return value[int(name)]
     return value.get(name) if isinstance(value, Mapping) else None

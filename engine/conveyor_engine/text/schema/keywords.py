@@ -1,5 +1,6 @@
 """The keywords of JSON Schema: what each value must be, and where schemas are within a schema. Pure."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -10,8 +11,10 @@ _TYPES: Final = frozenset({*KINDS, "integer"})
 
 
 def is_number(value: object) -> bool:
-    """Return whether the value is a JSON number. true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is none
+    """Return whether the value is a JSON number, and no integer that a float cannot hold. true and false are not."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float) and value == value  # NaN is none
 
 
 def is_writable(value: object) -> bool:

@@ -8,6 +8,7 @@ from conveyor_engine.text.schema.keywords import KINDS, WORDS, is_number, is_who
 from conveyor_engine.text.schema.strings import without
 
 _DEPTH_MAX: Final = 16  # references and complements within each other
+_TEXT_MAX: Final = 200  # characters of a text that a pattern excludes; its groups are nested as deeply
 _WITHOUT_EFFECT: Final = frozenset({"$defs", "definitions", "then", "else", "minContains", "maxContains"})
 # Keywords whose complement needs what schemas cannot say: the kind of the values that may violate them.
 _OF_KIND: Final = {
@@ -178,7 +179,9 @@ def _negate_values(values: list[Any]) -> Iterator[Complement]:
         for low, high in zip([None, *numbers], [*numbers, None], strict=True):
             bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
             yield Complement({"type": "number"} | {key: each for key, each in bounds.items() if each is not None}, True)
-    if by_kind["string"]:
+    if any(len(text) > _TEXT_MAX for text in by_kind["string"]):
+        yield Complement({"type": "string"}, False)
+    elif by_kind["string"]:
         yield Complement({"type": "string", "pattern": Written(without(by_kind["string"]))}, True)
     for kind, least in (("array", "minItems"), ("object", "minProperties")):
         if by_kind[kind]:

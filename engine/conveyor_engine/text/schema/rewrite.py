@@ -18,6 +18,7 @@ from conveyor_engine.text.schema.negate import ANY_BASE, Base, Complement, Negat
 from conveyor_engine.text.schema.numbers import BOUNDS, rewrite_bounds
 from conveyor_engine.text.schema.parts import Node, Parts, has_more, merge_branches
 from conveyor_engine.text.schema.problems import Relaxed, SchemaError
+from conveyor_engine.text.schema.prune import within
 from conveyor_engine.text.schema.strings import read_pattern
 
 _SIZE_MAX: Final = 50_000  # schemas of the result; the library's own limit
@@ -30,6 +31,10 @@ _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperti
 _COUNT_MAX: Final = 2**31
 _SCHEMAS: Final = ("items", "additionalProperties")
 _IN_PLACE: Final = ("allOf", "anyOf")
+
+
+def _too_large() -> SchemaError:
+    return SchemaError(f"it leads to more than {_SIZE_MAX} schemas", "#")
 
 
 class Rewriter:
@@ -45,6 +50,7 @@ class Rewriter:
         self.places: dict[int, str] = {}  # the JSON pointer of each schema of the result, by its identity
         self._kept: list[Any] = []  # so that no two schemas have the same identity
         self._widths: dict[int, int] = {}  # by the identity of a schema: the branches into which it expands
+        self._sizes: dict[int, int] = {}
         self._origins: dict[int, Relaxed] = {}  # of schemas that the engine added: the keyword that they express
         self._negation = Negation(document, self.spend)
         self._definitions: dict[tuple[str, bool], str] = {}
@@ -97,7 +103,7 @@ class Rewriter:
             return schema
         self._num_schemas += 1
         if self._num_schemas > _SIZE_MAX:
-            raise SchemaError(f"it leads to more than {_SIZE_MAX} schemas", "#")
+            raise _too_large()
         node = Node(schema, self.document.place_of(schema, at), closed, merged or has_more(schema))
         check(schema, node.at.pointer)
         if not kinds_of(schema):
@@ -114,7 +120,17 @@ class Rewriter:
         self._kept.append(rewritten)
         self.places.setdefault(id(rewritten), node.at.pointer)
         self._widths[id(rewritten)] = self._width(rewritten)
+        if self.size(rewritten) > _SIZE_MAX:
+            raise _too_large()
         return rewritten
+
+    def size(self, schema: Any) -> int:
+        """Return the number of schemas in a rewritten schema, each as often as it is written."""
+        if not isinstance(schema, dict):
+            return 1
+        if id(schema) not in self._sizes:
+            self._sizes[id(schema)] = 1 + sum(map(self.size, within(schema)))
+        return self._sizes[id(schema)]
 
     def rewrite_value(self, schema: Any, at: Place, *, closed: bool) -> Any:
         """Return the rewritten schema of a property or an item.

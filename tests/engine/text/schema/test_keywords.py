@@ -21,6 +21,15 @@ B = {"type": "object", "properties": {"b": INTEGER}, "required": ["b"]}
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": INTEGER}, "required": ["kind", "lives"]}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog", "default": "dog"}, "age": {"type": "number"}}}
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+CONTAINS_3 = {"type": "array", "contains": {"type": "array", "contains": {"type": "array", "contains": INTEGER}}}
+
+
+def nest_names(depth: int) -> Any:
+    """Return a schema that becomes larger by a factor of eight with each level."""
+    inner = nest_names(depth - 1) if depth else INTEGER
+    return {"type": "object", "propertyNames": {"enum": list("abcdefgh")}, "additionalProperties": inner}
+
+
 KEPT: list[Any] = [
     {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
     {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0},
@@ -202,6 +211,10 @@ RELAXED: list[tuple[Any, str, str]] = [
     ({"type": "string", "pattern": "x^y"}, "pattern", "#"),
     ({"type": "object", "propertyNames": {"not": {"const": "a"}}}, "propertyNames", "#"),
     ({"type": "number", "multipleOf": 1e10}, "multipleOf", "#"),
+    ({"type": "array", "contains": INTEGER, "minContains": 10**9}, "contains", "#"),
+    ({"type": "array", "contains": INTEGER, "minContains": 1e300}, "contains", "#"),
+    ({"type": "array", "contains": CONTAINS_3}, "contains", "#"),
+    ({"type": "string", "not": {"const": "x" * 2_000}}, "not", "#"),
     (
         {"$defs": {"a": {"type": "array", "uniqueItems": True}}, "items": {"$ref": "#/$defs/a"}},
         "uniqueItems",
@@ -220,6 +233,18 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1}, "at #: no value fits"),
     ({"type": "object", "required": ["a"], "properties": {"a": {"enum": []}}}, "at #/properties/a: no value fits"),
     ({"not": {}}, "at #: no value fits"),
+    ({"type": "string", "minLength": 10**400}, "minLength at #: the value must be a whole number"),
+    ({"type": "integer", "minimum": 10**400}, "minimum at #: the value must be a number"),
+    ({"$ref": f"#/prefixItems/{'9' * 5_000}", "prefixItems": [True]}, "$ref at #: '#/prefixItems/999"),
+    (
+        {"$id": "http://[x", "$ref": "http://[y"},
+        "$ref at #: 'http://[y' names a schema that is not there: the engine loads no other document",
+    ),
+    (
+        {"$defs": {"x": {"$id": "http://[x", "type": "array"}}, "$dynamicRef": "http://[x", "minLength": 10**400},
+        "minLength at #: the value must be a whole number",
+    ),
+    (nest_names(20), "at #: it leads to more than 50000 schemas"),
     ({"$ref": "#"}, "$ref at #: it refers to itself without an end, so no value fits"),
     (
         {
