@@ -22,6 +22,7 @@ Object = Mapping[str, Any]
 # Variables of containers that have no meaning here, or another one.
 _NOT_HERE: Final = frozenset(("HOME", names.TERMINATION_LOG_ENV))
 _HOME: Final = "/tmp"
+_KEY: Final = re.compile("[-._a-zA-Z0-9]{1,253}")  # of a ConfigMap or a Secret, as the API server allows it
 # Settings of the engine in the user's environment would win over the configuration file.
 _NOT_INHERITED: Final = names.ENGINE_ENV_PREFIX
 
@@ -106,6 +107,8 @@ def find_volume(volume: Object, namespace: str, places: Places, objects: Objects
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name, content in files.items():
+        if not _KEY.fullmatch(name) or name.startswith(".."):
+            raise RunError(f"{name!r} must be letters, digits, '-', '_' and '.', and must not begin with '..'")
         (folder / name).write_bytes(content)
     return folder
 

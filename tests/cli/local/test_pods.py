@@ -121,6 +121,16 @@ def test_a_mounted_config_map_is_a_folder_that_variables_can_name(places: Places
     assert (Path(found["PYTHONPATH"]) / "mine.py").read_text() == "x = 1"
 
 
+@pytest.mark.parametrize("key", ["../mine.py", "/nonexistent/mine.py", "..mine", ""])
+def test_a_key_that_leads_out_of_its_folder_is_refused(key: str, places: Places) -> None:
+    code = {"metadata": {"name": "code"}, "data": {key: "x = 1"}}
+    volumes = [{"name": "code", "configMap": {"name": "code"}}]
+    pod = {"volumes": volumes, "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
+    with pytest.raises(RunError, match=r"must be letters, digits"):
+        plan(build_service(pod=pod), places, Objects(config_maps={"default/code": code}))
+    assert not list(places.state.rglob("*mine*"))
+
+
 def test_without_a_gpu_device_cuda_is_the_cpu_and_the_file_stays(places: Places) -> None:
     service = build_service(engine={"device": "CUDA"}, batching={}, task="Generate")
     flags = flags_of(plan(service, places)[-1])
