@@ -66,7 +66,7 @@ def many_at_once() -> None:
 def errors() -> None:
     for wrong, kind in (
         ({"model": "no-such"}, NotFoundError),
-        ({"store": True}, BadRequestError),
+        ({"background": True}, BadRequestError),
         ({"previous_response_id": "resp_1"}, BadRequestError),
     ):
         try:
