@@ -247,3 +247,13 @@ def test_an_answer_is_a_call_in_any_format_or_follows_the_form(
     for text in (CALL_OF_EACH_FORMAT[name], answer):
         assert follows(grammars, tokenizer, grammar, text)
     assert not follows(grammars, tokenizer, grammar, "It is sunny.")
+
+
+@pytest.mark.parametrize("name", CALL_OF_EACH_FORMAT)
+def test_an_array_that_is_no_call_follows_the_form(tmp_path: Path, name: str) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer, grammars = Tokenizer(tmp_path), Grammars(tmp_path, VOCABULARY, [END_ID, 1])
+    form = build_grammar("json", {"type": "array", "items": {"type": "integer"}}, "form").text
+    grammar = build_call_or_form(name, ["now"], form, tokenizer.find_id)
+    assert follows(grammars, tokenizer, grammar, "[5, 5]")
+    assert not follows(grammars, tokenizer, grammar, '["It is sunny."]')

@@ -66,7 +66,7 @@ class Format:
     needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
     templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
-    begins: Sequence[str] = ()  # marks with which calls begin
+    begins: Sequence[str] = ()  # marks with which calls begin; `{tool}` stands for the name of a tool
 
     @property
     def reads_marks(self) -> bool:
@@ -124,7 +124,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         None,
         has_special_tokens=True,
         templates=[["func_name1(params_name1"]],
-        begins=["<|python_start|>", "["],
+        begins=["<|python_start|>", "[{tool}("],
     ),
     "llama3_json": Format(
         Leading("<|python_tag|>", separators=(";", ",")),
@@ -172,7 +172,8 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     After a mark, any token may follow, as in an answer without a form: the model knows its own format.
     """
     row = FORMATS[name]
-    begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in row.begins]
+    marks = dict.fromkeys(mark.replace("{tool}", tool) for mark in row.begins for tool in tools)
+    begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in marks]
     free = f"({' | '.join(begins)}) rest" if begins else ""
     leading = "" if row.shape is None or row.reads_marks else row.shape.build_free_grammar(tools)
     start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
