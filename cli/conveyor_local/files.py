@@ -1,5 +1,6 @@
 """Reads the objects in files, folders and standard input, and checks the InferenceServices. Used by `command`."""
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,6 +67,15 @@ class Objects:
         return None
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML as kubectl does: a date is a text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as the base class has it
+        letter: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def _find_command(job: Mapping[str, Any]) -> list[str]:
     try:
         (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -104,9 +114,12 @@ def _read_texts(paths: Iterable[str], stdin: TextIO) -> Iterator[tuple[str, str]
 
 def _parse(where: str, text: str) -> Iterator[Object]:
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = list(yaml.load_all(text, _Loader))
+        json.dumps(documents)
     except yaml.YAMLError as error:
         raise RunError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunError(f"{where} has a value that JSON cannot express: {error}") from error
     for document in documents:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else [document]
         for body in items or ():

@@ -86,6 +86,23 @@ def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
         read_objects((str(tmp_path / "bad.yaml"),))
 
 
+def test_a_date_is_a_text_as_for_kubectl(tmp_path: Path) -> None:
+    body = yaml.safe_dump(build_service(pod={"annotations": {"day": "DAY"}}))
+    (tmp_path / "dates.yaml").write_text(body.replace("DAY", "2026-11-29"))
+    (service,) = read_objects((str(tmp_path / "dates.yaml"),)).services.values()
+    assert service["spec"]["pod"]["annotations"] == {"day": "2026-11-29"}
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", "!!binary aGk=", "!!set {a}", "[" * 3_000])
+def test_a_value_that_json_cannot_express_is_reported_in_one_sentence(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(build_service(task="TASK")).replace("TASK", value))
+    assert main(["run", str(tmp_path / "bad.yaml")]) == 2
+    printed = capsys.readouterr().err
+    assert (printed.startswith("conveyor run: "), printed.count("\n")) == (True, 1), printed
+
+
 # Members of the spec that a run follows, whatever is in them.
 FOLLOWED = {
     "adapters", "autoscaling", "batching", "drain", "engine", "kvCache", "listed", "model", "pod", "queue", "replicas",
