@@ -49,6 +49,11 @@ class Offered(NamedTuple):
     def name(self) -> str:
         return self.tool.function.name
 
+    @property
+    def names(self) -> set[str]:
+        """Its name in the prompt, and the client's name for it."""
+        return {self.name, self.called_as.name if self.called_as else self.name}
+
 
 def offer(tools: Sequence[Object] | None) -> list[Offered]:
     """Return the functions for a chat request's tools. Those of other kinds are left out."""
@@ -178,8 +183,8 @@ def _follow(offered: Offered) -> JsonSchema:
 
 def _choose(offered: Sequence[Offered], names: Sequence[str]) -> list[Offered]:
     """Return the functions with these names, in their order. Raises PydanticCustomError if a name is unknown."""
-    chosen = [each for each in offered if {each.name, each.called_as.name if each.called_as else ""} & set(names)]
-    if len(chosen) < len(set(names)):
+    chosen = [each for each in offered if each.names & set(names)]
+    if not set(names) <= set[str]().union(*(each.names for each in chosen)):
         raise PydanticCustomError("tool_choice", "tool_choice must name one of tools")
     return chosen
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.tool_use import CalledAs
@@ -48,6 +49,15 @@ def test_a_choice_names_tools_as_the_client_knows_them(
     assert [each.name for each in use.tools] == shown
     assert [each.name for each in use.callable_tools] == may_call
     assert use.only_one_call == only_one
+
+
+def test_an_unknown_name_is_refused_beside_one_that_two_namespaces_have() -> None:
+    tools = [NAMESPACE, {**NAMESPACE, "name": "others"}]
+    chosen = [{"type": "function", "name": name} for name in ("spawn", "no")]
+    with pytest.raises(ValidationError, match="tool_choice must name one of tools"):
+        respond(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": chosen})
+    use = respond(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": chosen[:1]}).tool_use
+    assert [each.name for each in use.callable_tools] == ["agents__spawn", "others__spawn"]
 
 
 def test_earlier_calls_have_the_names_that_the_model_sees() -> None:
