@@ -71,6 +71,14 @@ def test_each_row_uses_its_own_adapter(adapted: Callable[[str], Adapted], kind: 
     adapted(kind).expect(adapted(kind).make_core(attention_backend=backend, batching_mode=mode, max_num_seqs=8))
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_layers_with_states_compute_each_part_of_a_step_with_its_adapters(
+    adapted: Callable[[str], Adapted], backend: str
+) -> None:
+    core = adapted("qwen3_5_text").make_core(attention_backend=backend, max_num_seqs=8, max_num_batched_tokens=16)
+    adapted("qwen3_5_text").expect(core, (0, 2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("backend", ["torch", "auto"])

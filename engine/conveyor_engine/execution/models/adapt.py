@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters, NativeAdaptedLinear
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
+from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedLinear
 
@@ -40,9 +41,11 @@ def add_adapters(
             assert isinstance(part, nn.Linear | PackedLinear)
             like = (device, part.weight.dtype if isinstance(part, nn.Linear) else dtype)
             model.set_submodule(path, _adapt(part, adapters, found, of_place, like))
-    for layer in model.modules():
-        if isinstance(layer, NativeDecoderLayer):
-            layer.use_adapters(adapters)
+    for module in model.modules():
+        if isinstance(module, NativeDecoderLayer):
+            module.use_adapters(adapters)
+        elif isinstance(module.forward, MixerForward):
+            module.forward.adapters = adapters
     return adapters
 
 

@@ -13,7 +13,8 @@ Compare S-LoRA (arXiv 2311.03285) and Punica (arXiv 2310.18547), whose kernels g
 work does not grow with the number of adapters, but prompts are slower.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,8 @@ class Adapters:
         self._of_tokens: torch.Tensor | None = None
         self._last: torch.Tensor | None = None
         self._others: torch.Tensor | None = None  # (T, columns): whether the column is of another adapter
-        self._native_columns: dict[int, native.Columns] = {}  # by the number of tokens
+        self._part: slice | None = None  # see `narrow`
+        self._native_columns: dict[int | tuple[int, int], native.Columns] = {}  # by the number of tokens, or by part
 
     @property
     def num_columns(self) -> int:
@@ -60,7 +62,7 @@ class Adapters:
         of_tokens: (T,), the number of each token's adapter. used: all numbers in it except 0; None: not known. last:
         the tokens that the last layer computes after its attention; None: all.
         """
-        self.columns = self._of_tokens = self._last = self._others = None
+        self.columns = self._of_tokens = self._last = self._others = self._part = None
         self._native_columns = {}
         if used is not None and not used:
             return
@@ -78,21 +80,39 @@ class Adapters:
         inputs = [of_tokens] if self._last is None else [of_tokens[self._last.numpy()], of_tokens]
         self._native_columns = {len(tokens): native.Columns(tokens, self._ranges) for tokens in inputs}
 
+    @contextmanager
+    def narrow(self, begin: int, end: int) -> Iterator[None]:
+        """While the context is open, the inputs of layers have only these tokens of the step."""
+        self._part = slice(begin, end)
+        try:
+            yield
+        finally:
+            self._part = None
+
     def columns_of(self, num_tokens: int) -> native.Columns | None:
         """Return the columns of a layer's input for the compiled kernels; None if no token uses an adapter.
 
-        The input has all tokens, or those of the last layer.
+        The input has all tokens, those of `narrow`, or those of the last layer.
         """
-        return self._native_columns[num_tokens] if self.is_used else None
+        if self._of_tokens is None:
+            return None
+        if self._part is None:
+            return self._native_columns[num_tokens]
+        key = self._part.start, self._part.stop
+        if key not in self._native_columns:
+            self._native_columns[key] = native.Columns(self._of_tokens[self._part].numpy(), self._ranges)
+        return self._native_columns[key]
 
     def others_of(self, num_tokens: int) -> torch.Tensor:
         """Return (num_tokens, columns) for a layer's input: whether each column is of another adapter than the token's.
 
-        The input has all tokens, or those of the last layer.
+        The input has all tokens, those of `narrow`, or those of the last layer.
         """
         assert self._of_tokens is not None
         if self._others is None:  # beside compiled layers, a layer that they cannot compute
             self._others = self._of_tokens[:, None] != self._owners
+        if self._part is not None:
+            return self._others[self._part]
         if num_tokens == len(self._others):
             return self._others
         assert self._last is not None

@@ -7,12 +7,14 @@ and names.
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
+from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.states import StepStates
 
 _CACHES = ("cache_params", "past_key_values")  # the names of a mixer's argument for its states
@@ -29,16 +31,17 @@ def carry_states(model: nn.Module) -> bool:
         if hasattr(module, "layer_idx") and any(isinstance(part, nn.Conv1d) for part in module.children()):
             names = inspect.signature(module.forward).parameters
             if name := next((name for name in _CACHES if name in names), None):
-                module.forward = _Forward(module.forward, name)
+                module.forward = MixerForward(module.forward, name)
                 found = True
     return found
 
 
-class _Forward:
+class MixerForward:
     """The forward of a mixer over the packed tokens of a step: hidden states (1, T, H) -> (1, T, H)."""
 
     def __init__(self, forward: Callable[..., torch.Tensor], cache: str) -> None:
         self._forward, self._cache = forward, cache
+        self.adapters: Adapters | None = None  # of its linear layers; set by `adapt`
 
     def __call__(self, hidden_states: torch.Tensor, *_: Any, paged: Paged | None = None, **others: Any) -> torch.Tensor:
         kept = {name: value for name, value in others.items() if name not in _REPLACED}
@@ -55,7 +58,8 @@ class _Forward:
             parts.append((row, row + 1, hidden_states[:, starts[row] : starts[row + 1]]))
         for begin, end, hidden in parts:
             states = StepStates(paged.states, rows[begin:end], is_new[begin:end])
-            out.append(self._forward(hidden, **{self._cache: states}, **kept).flatten(0, 1))
+            with nullcontext() if self.adapters is None else self.adapters.narrow(starts[begin], starts[end]):
+                out.append(self._forward(hidden, **{self._cache: states}, **kept).flatten(0, 1))
             states.write_back()
         padding = hidden_states.shape[1] - metadata.num_tokens
         return torch.cat([*out, hidden_states.new_zeros(padding, out[0].shape[-1])])[None]
