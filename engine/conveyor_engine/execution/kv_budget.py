@@ -47,9 +47,10 @@ def limit_rows(config: EngineConfig, *, max_num_seqs: int, row_bytes: int, free_
         budget = min(budget, max(CPU_DEFAULT_BYTES, row_bytes))
     fit = budget // row_bytes
     if fit < (max_num_seqs if is_chosen else 1):
+        lower = f"lower `max_num_seqs` to {fit} or less, or " if fit else ""
         raise ConfigError(
             f"the model keeps a state of {_mib(row_bytes)} for each request, and the free memory has room for {fit} "
-            f"beside the KV cache; lower `max_num_seqs` to {fit} or less, or give the cache more room",
+            f"beside the KV cache; {lower}give the cache more room",
             reason=FailureReason.KV_BUDGET_TOO_SMALL,
         )
     return min(max_num_seqs, fit)

@@ -42,11 +42,16 @@ def test_states_of_rows_use_half_of_the_cache_s_memory() -> None:
     assert rows(free_bytes=10**6 * MIB, row_bytes=200 * MIB, is_cpu=True) == 20
 
 
-@pytest.mark.parametrize("config", [{"max_num_seqs": 18}, {"batching_mode": "none", "kv_memory_fraction": 0.01}])
-def test_a_configured_number_of_rows_is_never_lowered(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"a state of 1 MiB for each request.*lower `max_num_seqs`") as caught:
-        rows(free_bytes=40 * MIB, **config)
+def test_a_configured_number_of_rows_is_never_lowered() -> None:
+    with pytest.raises(ConfigError, match=r"a state of 1 MiB for each request.*lower `max_num_seqs` to 17") as caught:
+        rows(free_bytes=40 * MIB, max_num_seqs=18)
     assert caught.value.reason == "KVBudgetTooSmall"
+
+
+@pytest.mark.parametrize("config", [{"max_num_seqs": 18}, {"batching_mode": "none"}, {}])
+def test_without_room_for_one_state_no_number_of_rows_is_advised(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="room for 0 beside the KV cache; give the cache more room"):
+        rows(free_bytes=40 * MIB, kv_memory_fraction=0.01, **config)
 
 
 def test_a_given_number_of_blocks_is_taken() -> None:
