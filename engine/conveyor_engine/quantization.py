@@ -4,6 +4,7 @@ Called by `execution.models.quantized`, which restores the weights, and by `term
 Formats that cannot be restored are named here, as far as their declaration shows it.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _METHODS: Final = {  # names of one method
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
+_BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +119,19 @@ def _find_problems(method: str, settings: Mapping[str, Any]) -> Iterator[str]:
 def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
     blocks = settings.get("weight_block_size")
     if method == "compressed-tensors":
-        groups = settings.get("config_groups")
-        weights = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else []
-        blocks = next((each["block_structure"] for each in weights if each and each.get("block_structure")), None)
+        groups = _object(settings, "config_groups")
+        weights = (_object(_object(groups, name), "weights") for name in groups)
+        blocks = next((each["block_structure"] for each in weights if each.get("block_structure")), None)
+        if isinstance(blocks, str) and _BLOCKS.fullmatch(blocks):  # of older versions
+            blocks = [int(size) for size in blocks.split("x")]
     if isinstance(blocks, list) and len(blocks) == 2 and all(type(each) is int and each > 0 for each in blocks):
         return blocks[0], blocks[1]
     return (128, 128) if method == "modelopt" and settings.get("quant_algo") == "FP8_PB_WO" else (None, None)
+
+
+def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = settings.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _read_number(settings: Mapping[str, Any], key: str) -> int:

@@ -8,9 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
 from conveyor_engine.execution.models.quantized.reading import Restoring
 from conveyor_engine.execution.models.quantized.stored import read_stored
-from conveyor_engine.quantization import read_declared
+from conveyor_engine.quantization import Declared, read_declared
 
 FORMATS = sorted(path.stem for path in (Path(__file__).parent / "formats").glob("*.safetensors"))
 
@@ -118,3 +119,86 @@ def test_scales_of_another_shape_are_found(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"model\.proj"):
         weight[...]
     assert restoring.failure
+
+
+HUGE = 1 << 46  # numbers that no machine can allocate
+WORDS = torch.zeros(4, 12, dtype=torch.int32)
+TABLE = {"": torch.zeros(32, 1, dtype=torch.uint8), ".quant_map": torch.zeros(16)}
+
+
+def _table(absmax: int = 1, **settings: object) -> dict[str, torch.Tensor]:
+    state = json.dumps({"shape": [8, 8], "blocksize": 64} | settings).encode()
+    parts = TABLE | {".absmax": torch.zeros(absmax), ".quant_state.bitsandbytes__nf4": torch.tensor(list(state))}
+    return parts | (
+        {".absmax": torch.zeros(absmax, dtype=torch.uint8), ".nested_absmax": torch.ones(1)}
+        | {".nested_quant_map": torch.ones(256)}
+        if "nested_blocksize" in settings
+        else {}
+    )
+
+
+# Small files whose numbers ask for memory without a limit.
+EXCESSIVE: dict[str, tuple[str, int, dict[str, torch.Tensor]]] = {
+    "rows of packed words": (
+        "compressed-tensors",
+        0,
+        {"_packed": WORDS, "_scale": torch.ones(4, 1), "_shape": torch.tensor([HUGE, 128]), "_zero_point": WORDS},
+    ),
+    "columns of packed words": (
+        "compressed-tensors",
+        0,
+        {"_packed": WORDS, "_scale": torch.ones(4, 1), "_shape": torch.tensor([4, HUGE])},
+    ),
+    "groups of columns": (
+        "compressed-tensors",
+        0,
+        {"_packed": WORDS, "_scale": torch.ones(4, 1), "_shape": torch.tensor([4, 96])}
+        | {"_g_idx": torch.zeros(1, dtype=torch.int32).expand(HUGE)},
+    ),
+    "scales": (
+        "modelopt",
+        -1,
+        {"": torch.zeros(1, 1).expand(1 << 23, 1), "_scale": torch.ones(1, 1).expand(2, 1 << 23)},
+    ),
+    "blocks": ("bitsandbytes", 0, _table(2, blocksize=HUGE)),
+    "nested blocks": (
+        "bitsandbytes",
+        0,
+        _table(nested_blocksize=HUGE, nested_offset=0.0) | {".nested_absmax": torch.ones(2)},
+    ),
+    "shape": ("bitsandbytes", 0, _table(shape=[HUGE, HUGE])),
+    "no block": ("bitsandbytes", 0, _table(blocksize=0)),
+    "less than a block": ("bitsandbytes", 0, _table(blocksize=-64)),
+}
+
+
+@pytest.mark.parametrize("name", EXCESSIVE)
+def test_numbers_in_a_file_never_decide_how_much_memory_is_used(name: str) -> None:
+    method, number, parts = EXCESSIVE[name]
+    with pytest.raises(ValueError, match="do not fit"):
+        LAYOUTS[method][number].restore(parts, Declared(method, method, "config.json"))
+
+
+def test_one_block_may_be_larger_than_its_weight() -> None:
+    parts = _table(blocksize=HUGE, nested_blocksize=HUGE, nested_offset=1.0)
+    restored = LAYOUTS["bitsandbytes"][0].restore(parts, Declared("bitsandbytes", "nf4", "config.json"))
+    assert restored.shape == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "blocks"),
+    [
+        ({"g": {"weights": {"block_structure": "128x64"}}}, (128, 64)),
+        ({"g": {"weights": {"block_structure": [128, 64]}}}, (128, 64)),
+        *((groups, (None, None)) for groups in ("x", {"g": "x"}, {"g": {"weights": "x"}}, {"g": None}, ["x"])),
+        *(({"g": {"weights": {"block_structure": b}}}, (None, None)) for b in ("0x1", "x", [0, 1], [1], 7)),
+    ],
+)
+def test_blocks_are_read_whatever_their_declaration_is(
+    tmp_path: Path, groups: object, blocks: tuple[int | None, int | None]
+) -> None:
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert declared.blocks == blocks

@@ -16,6 +16,7 @@ from torch import Tensor
 from conveyor_engine.execution.models.quantized.numbers import (
     read_exponents,
     read_fp4,
+    repeat_up_to,
     spread,
     unpack_nibbles,
     unpack_words,
@@ -62,11 +63,13 @@ def _restore_scaled(parts: Parts, declared: Declared) -> Tensor:
 def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
     """compressed-tensors' `pack-quantized`: whole numbers of 1 to 8 bits, with scales by group of columns."""
     shape = [int(size) for size in parts["_shape"]]
+    if list(parts["_packed"].shape[:-1]) != shape[:-1]:
+        raise ValueError(f"words of {tuple(parts['_packed'].shape)} do not fit weights of {tuple(shape)}")
     scales = parts["_scale"].to(torch.float32)
     bits = _find_bits(parts["_packed"].shape[-1], shape[-1])
     middle = 1 << (bits - 1)  # stored numbers are unsigned
     numbers = unpack_words(parts["_packed"], bits, shape[-1]).to(torch.float32) - middle
-    groups = parts.get("_g_idx")
+    groups = _check_groups(parts["_g_idx"], shape[-1]) if "_g_idx" in parts else None
     zeros = parts.get("_zero_point")
     if zeros is not None:
         unpacked = unpack_words(zeros.transpose(-2, -1), bits, shape[-2]).transpose(-2, -1)
@@ -76,8 +79,15 @@ def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
 
 def _by_column(scales: Tensor, shape: list[int], groups: Tensor | None, declared: Declared) -> Tensor:
     if groups is not None and groups.min() >= 0:
-        return scales[..., groups.to(torch.int64)]
+        return scales[..., groups]
     return spread(scales, shape, declared.blocks)
+
+
+def _check_groups(groups: Tensor, columns: int) -> Tensor:
+    """Return the group of each column. Raises ValueError."""
+    if groups.shape != (columns,):
+        raise ValueError(f"groups of {tuple(groups.shape)} do not fit {columns} columns")
+    return groups.to(torch.int64)
 
 
 def _restore_awq(parts: Parts, declared: Declared) -> Tensor:
@@ -105,7 +115,7 @@ def _restore_gptq(parts: Parts, declared: Declared) -> Tensor:
     groups = parts.get("g_idx")
     if groups is None:
         groups = torch.arange(columns) // (declared.group_size or columns)
-    groups = groups.to(torch.int64)
+    groups = _check_groups(groups, columns)
     return numbers.sub_(zeros[groups].t()).mul_(scales[groups].t())
 
 
@@ -136,12 +146,14 @@ def _restore_table(parts: Parts, declared: Declared) -> Tensor:
     scales = parts[".absmax"]
     if (nested := parts.get(".nested_absmax")) is not None:
         table = parts[".nested_quant_map"].to(torch.float32)[scales.to(torch.int64)]
-        scales = table * nested.repeat_interleave(settings["nested_blocksize"])[: len(table)]
+        scales = table * repeat_up_to(nested, settings["nested_blocksize"], len(table))
         scales += settings["nested_offset"]
     numbers = parts[".quant_map"].to(torch.float32)[unpack_nibbles(parts[""].flatten(), high_first=True)]
     shape = torch.Size(settings["shape"])
-    spread_scales = scales.to(torch.float32).repeat_interleave(settings["blocksize"])[: shape.numel()]
-    return numbers[: shape.numel()].mul_(spread_scales).reshape(shape)
+    if not 0 <= len(numbers) - shape.numel() <= 1:  # half a byte may be left
+        raise ValueError(f"{len(numbers)} numbers do not fit weights of {tuple(shape)}")
+    scales = repeat_up_to(scales.to(torch.float32), settings["blocksize"], shape.numel())
+    return numbers[: shape.numel()].mul_(scales).reshape(shape)
 
 
 def _restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:

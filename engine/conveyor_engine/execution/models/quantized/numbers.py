@@ -60,16 +60,25 @@ def spread(scales: Tensor, shape: Sequence[int], blocks: Sequence[int | None] = 
         scales = scales[..., None]
     if scales.dim() != len(shape) or scales.shape[:-2] != torch.Size(shape[:-2]):
         raise ValueError(f"scales of {tuple(scales.shape)} do not fit weights of {tuple(shape)}")
-    for dim, block in zip((-2, -1), blocks or (None, None), strict=True):
-        scales = _repeat(scales, dim, shape[dim], block)
+    rows, columns = blocks or (None, None)
+    each = _count_repeats(scales.shape[-2], shape[-2], rows), _count_repeats(scales.shape[-1], shape[-1], columns)
+    for dim, repeats in zip((-2, -1), each, strict=True):  # both fit, so no result is much larger than `shape`
+        if repeats > 1:
+            scales = scales.repeat_interleave(repeats, dim).narrow(dim, 0, shape[dim])
     return scales
 
 
-def _repeat(scales: Tensor, dim: int, size: int, block: int | None) -> Tensor:
-    count = scales.shape[dim]
+def _count_repeats(count: int, size: int, block: int | None) -> int:
     if count in (1, size):
-        return scales
-    each = block or size // count
-    if -(-size // each) != count:  # without a known size of blocks, all must be alike
+        return 1
+    each = block or size // max(1, count)
+    if each < 1 or -(-size // each) != count:  # without a known size of blocks, all must be alike
         raise ValueError(f"{count} scales do not fit {size} numbers")
-    return scales.repeat_interleave(each, dim).narrow(dim, 0, size)
+    return each
+
+
+def repeat_up_to(scales: Tensor, each: int, size: int) -> Tensor:
+    """Repeat every one of `scales` (n,) `each` times, up to `size` numbers in all. Raises ValueError."""
+    if each < 1 or -(-size // each) != len(scales):
+        raise ValueError(f"{len(scales)} scales for {each} numbers each do not fit {size} numbers")
+    return scales.repeat_interleave(min(each, size))[:size]
