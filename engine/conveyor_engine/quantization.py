@@ -117,7 +117,8 @@ def _find_problems(method: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    blocks = settings.get("weight_block_size")
+    # transformers' default for `fp8`; null means no blocks.
+    blocks = settings.get("weight_block_size", [128, 128] if method == "fp8" else None)
     if method == "compressed-tensors":
         groups = _object(settings, "config_groups")
         weights = (_object(_object(groups, name), "weights") for name in groups)

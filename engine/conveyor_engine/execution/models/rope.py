@@ -15,10 +15,13 @@ CHANGING: Final = frozenset({"dynamic", "longrope"})
 
 
 def fix_frequencies(model: PreTrainedModel, max_model_len: int) -> None:
-    """Give every rotary embedding of a changing type the frequencies for `max_model_len` tokens, and no others."""
+    """Give every rotary embedding of a changing type the frequencies for `max_model_len` tokens, and no others.
+
+    Embeddings with a type for each type of layers (Gemma 3) stay as they are: `checks` rejects changing types in them.
+    """
     for module in model.modules():
         kind, inv_freq = getattr(module, "rope_type", None), getattr(module, "inv_freq", None)
-        if kind in CHANGING and isinstance(inv_freq, torch.Tensor):
+        if isinstance(kind, str) and kind in CHANGING and isinstance(inv_freq, torch.Tensor):
             fixed, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](
                 module.config, inv_freq.device, seq_len=max_model_len
             )

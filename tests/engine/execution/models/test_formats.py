@@ -76,6 +76,14 @@ def test_numbers_with_powers_of_two_as_scales_are_restored(tmp_path: Path) -> No
     assert torch.equal(restore(tmp_path).tensors["layer.weight"][...], expected)
 
 
+def test_blocks_have_128_rows_and_columns_if_fp8_does_not_say_it(tmp_path: Path) -> None:
+    weight, scale = torch.randn(250, 8).to(torch.float8_e4m3fn), torch.tensor([[1.0], [2.0]])
+    save_file({"layer.weight": weight, "layer.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    expected = weight.float() * scale[torch.arange(250) // 128]
+    assert torch.equal(restore(tmp_path).tensors["layer.weight"][...], expected)
+
+
 def test_the_last_block_of_a_weight_may_be_smaller(tmp_path: Path) -> None:
     weight, scale = torch.randn(5, 7).to(torch.float8_e4m3fn), torch.rand(2, 3) + 1
     save_file({"layer.weight": weight, "layer.weight_scale_inv": scale}, tmp_path / "model.safetensors")
