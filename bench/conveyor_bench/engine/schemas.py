@@ -160,7 +160,7 @@ def _raise_too_slow(*_: object) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Judge all schemas, and print the counts for each folder, and the cases that are not followed."""
-    parser = argparse.ArgumentParser(prog="schemas", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench schemas", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--most", type=int, default=10**6, help="files of each folder")

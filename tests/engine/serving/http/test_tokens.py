@@ -89,7 +89,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "invalid_value", "prompt"),
     ("/tokenize", {"prompt": 5}, "invalid_value", "prompt"),
     ("/tokenize", {"messages": []}, "invalid_value", "messages"),
-    ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, "invalid_value", "tools[0].type"),
     (
         "/tokenize",
         {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "a"}}] * 2},
