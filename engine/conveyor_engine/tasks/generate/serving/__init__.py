@@ -64,7 +64,7 @@ _NO_FORMS: Final = {name: {"type": "null"} for name in FORM_FIELDS}
 
 
 def _has_type(*types: str) -> Json:
-    return {"properties": {"type": {"enum": types}}, "required": ["type"]}
+    return {"properties": {"type": {"enum": list(types)}}, "required": ["type"]}
 
 
 def _calls_fit(must: Json, shown: Json, no_forms: Json) -> Json:
