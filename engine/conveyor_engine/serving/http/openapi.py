@@ -240,4 +240,6 @@ def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
         schemas[model.__name__]["properties"] |= {name: row.schema() for name, row in model.rows().items()}
     for of_task in tasks:
         of_task.refine(schemas)
-    return schemas
+    # `OneOf` describes its model for other values in place, and pydantic keeps that model's own schema.
+    text, own = msgspec.json.encode(schemas).decode(), {model.__name__ for model in models}
+    return {name: each for name, each in schemas.items() if name in own or f'/{name}"' in text}
