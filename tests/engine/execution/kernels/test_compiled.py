@@ -55,8 +55,8 @@ def test_no_kernel_spills_registers(compiled: list[Compiled]) -> None:
 
 def spilled_most(kernel: Compiled) -> int:
     is_8_bit_prompt = kernel.name == "_attend" and kernel.step.endswith(("prompt, int8", "prompt, fp8"))
-    if is_8_bit_prompt and kernel.capability == 80 and not IS_OLDEST:
-        return 8  # with sinks
+    if is_8_bit_prompt and kernel.layer == "gpt-oss-20b" and kernel.capability == 80 and not IS_OLDEST:
+        return 8  # it has sinks, which the other layers have not
     return 256 if IS_OLDEST and is_8_bit_prompt and kernel.capability != 90 else SPILLED_BYTES_MOST
 
 

@@ -89,6 +89,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "invalid_value", "prompt"),
     ("/tokenize", {"prompt": 5}, "invalid_value", "prompt"),
     ("/tokenize", {"messages": []}, "invalid_value", "messages"),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{"type": 5}]}, "unsupported_value", "tools[0]"),
     (
         "/tokenize",
         {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "a"}}] * 2},
