@@ -73,7 +73,7 @@ async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() 
 
 async def test_engines_that_refuse_everything_get_retries_within_the_budget_and_newcomers_at_once() -> None:
     queue = make_queue("a:1", "b:1", max_queued_requests=1000)
-    now = 1000.0
+    now = queue.loop.time()
     queue.loop.time = lambda: now  # type: ignore[method-assign]
     queue._dispatcher._retries = RetryBudget(now)
     tickets, sent = [queue.admit(FAR) for _ in range(500)], 0
