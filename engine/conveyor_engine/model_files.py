@@ -79,6 +79,26 @@ def read_list(path: Path) -> list[Any]:
     return _read(path, [], "list")
 
 
+def read_weight_names(directory: Path, index: str) -> list[str] | None:
+    """Return the files that an index of weights names; None if there is no index. Raises ModelError."""
+    named = read_object(directory / index).get("weight_map")
+    if not isinstance(named, dict):
+        return None
+    names = sorted({name for name in named.values() if isinstance(name, str)})
+    for name in names:
+        check_is_inside(directory, name, index)
+    return names
+
+
+def check_is_inside(directory: Path, name: str, by: str) -> None:
+    """Raise ModelError if `name`, which the file `by` has, leads out of the model's directory or into a folder.
+
+    Links in folders are not checked when a volume is mounted, and a tenant may not read the pod's other files.
+    """
+    if Path(name).name != name or name == "..":
+        raise ModelError(f"{by} in {directory} names {name[:200]!r}, which is not a file of this directory")
+
+
 def check_files(directory: Path) -> None:
     """Raise ModelError (ModelUnreadable) for a file that this process may not read, or that is incomplete.
 
@@ -98,9 +118,8 @@ def _check_files(directory: Path) -> None:
             raise unreadable(path, error) from error
         if path.suffix == ".safetensors" and path.is_file():
             _check_weights(path)
-    weights = read_object(directory / WEIGHTS_INDEX).get("weight_map")
-    names = {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, dict) else set()
-    if absent := sorted(name for name in names if not (directory / name).is_file()):
+    names = read_weight_names(directory, WEIGHTS_INDEX) or ()
+    if absent := [name for name in names if not (directory / name).is_file()]:
         raise ModelError(
             f"{directory} is incomplete: {WEIGHTS_INDEX} names {absent[0]}, which is not there",
             reason=FailureReason.MODEL_UNREADABLE,

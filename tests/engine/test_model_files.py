@@ -100,6 +100,14 @@ def test_weights_that_the_index_names_and_nobody_copied_are_reported(model: Path
     assert str(problem).endswith(f"{WEIGHTS_INDEX} names second.safetensors, which is not there")
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "../other/model.safetensors", "folder/link.safetensors", ".."])
+def test_an_index_that_leads_out_of_the_directory_is_refused(model: Path, name: str) -> None:
+    (model / WEIGHTS_INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
+    problem = find_problem(model)
+    assert problem.reason == "UnsupportedModel"
+    assert f"{WEIGHTS_INDEX} in {model} names {name!r}, which is not a file of this directory" in str(problem)
+
+
 @pytest.mark.parametrize("index", [[], {"weight_map": [1]}, {"weight_map": {"a": 1}}])
 def test_an_index_that_says_nothing_is_left_to_the_loader(model: Path, index: object) -> None:
     (model / WEIGHTS_INDEX).write_text(json.dumps(index))

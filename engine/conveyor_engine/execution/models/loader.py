@@ -65,6 +65,8 @@ def load_model(
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
+        if restoring is not None and restoring.no_memory:
+            raise restoring.no_memory from error
         if restoring is not None and restoring.failure:
             raise ModelError(f"the checkpoint in {path} is damaged: {restoring.failure}") from error
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error

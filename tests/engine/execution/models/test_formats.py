@@ -187,6 +187,58 @@ def test_numbers_in_a_file_never_decide_how_much_memory_is_used(name: str) -> No
         LAYOUTS[method][number].restore(parts, Declared(method, method, "config.json"))
 
 
+DAMAGED_PARTS: dict[str, tuple[str, int, dict[str, torch.Tensor], str]] = {
+    "a negative group of GPTQ": (
+        "gptq",
+        0,
+        {"qweight": torch.zeros(4, 8, dtype=torch.int32), "qzeros": torch.zeros(2, 1, dtype=torch.int32)}
+        | {"scales": torch.ones(2, 8), "g_idx": torch.tensor([0, 1] * 15 + [-1, 0])},
+        "a column's group is -1",
+    ),
+    "a negative group of packed words": (
+        "compressed-tensors",
+        0,
+        {"_packed": WORDS, "_scale": torch.ones(4, 3), "_shape": torch.tensor([4, 96])}
+        | {"_g_idx": torch.tensor([0, -2] * 48)},
+        "a column's group is -2",
+    ),
+    "no nested blocks": (
+        "bitsandbytes",
+        0,
+        _table(nested_blocksize=None) | {".nested_absmax": torch.ones(1)},
+        "the state of the table has no nested_blocksize of type int",
+    ),
+    "no nested offset": (
+        "bitsandbytes",
+        0,
+        _table(nested_blocksize=64) | {".nested_absmax": torch.ones(1)},
+        "the state of the table has no nested_offset of type float",
+    ),
+    "a state that is no object": (
+        "bitsandbytes",
+        0,
+        TABLE | {".absmax": torch.zeros(1), ".quant_state.bitsandbytes__nf4": torch.tensor(list(b"[]"))},
+        "the state of the table has no shape of type list",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_PARTS)
+def test_damage_is_described(name: str) -> None:
+    method, number, parts, problem = DAMAGED_PARTS[name]
+    with pytest.raises(ValueError, match=problem):
+        LAYOUTS[method][number].restore(parts, Declared(method, method, "config.json", bits=4))
+
+
+def test_packed_columns_without_an_order_have_the_group_minus_1() -> None:
+    declared = Declared("compressed-tensors", "int4", "config.json")
+    packed = {"_packed": torch.arange(48, dtype=torch.int32).view(4, 12), "_scale": torch.rand(4, 3)}
+    packed["_shape"] = torch.tensor([4, 96])
+    restore_packed = LAYOUTS["compressed-tensors"][0].restore
+    groups = {"_g_idx": torch.full((96,), -1)}
+    assert torch.equal(restore_packed(packed | groups, declared), restore_packed(packed, declared))
+
+
 def test_one_block_may_be_larger_than_its_weight() -> None:
     parts = _table(blocksize=HUGE, nested_blocksize=HUGE, nested_offset=1.0)
     restored = LAYOUTS["bitsandbytes"][0].restore(parts, Declared("bitsandbytes", "nf4", "config.json"))

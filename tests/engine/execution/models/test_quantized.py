@@ -223,6 +223,19 @@ def test_a_file_that_config_json_names_is_read_too(tmp_path: Path) -> None:
     assert "is stored as F8_E4M3" in refusal(tmp_path)
 
 
+def test_weights_outside_of_the_directory_are_refused(tmp_path: Path) -> None:
+    """Another volume of the pod may have them."""
+    (tmp_path / "model").mkdir()
+    save_tiny_model("llama", tmp_path / "model")
+    (tmp_path / "model" / WEIGHTS).rename(tmp_path / "other.safetensors")
+    index = tmp_path / "model" / f"{WEIGHTS}.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../other.safetensors"}}))
+    assert "names '../other.safetensors', which is not a file of this directory" in refusal(tmp_path / "model")
+    index.unlink()
+    change_config(tmp_path / "model", transformers_weights="../other.safetensors")
+    assert "config.json in" in refusal(tmp_path / "model")
+
+
 DECLARED: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "FP8": (to_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "INT8": (to_int8, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
@@ -326,6 +339,20 @@ def test_a_damaged_weight_is_named(tmp_path: Path) -> None:
     quantize(tmp_path, lambda layer, weight: to_fp8(layer, weight) | {f"{layer}.weight_scale": torch.ones(5, 3)})
     declare(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"})
     with pytest.raises(ModelError, match=r"is damaged: .*weight: .*5"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_no_damage(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model("llama", tmp_path)
+    quantize(tmp_path, to_fp8)
+    declare(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"})
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("conveyor_engine.execution.models.quantized.layouts.spread", fail)
+    with pytest.raises(type(error)):
         load(tmp_path)
 
 

@@ -8,7 +8,7 @@ ValueError if the tensors do not fit each other. Scales of activations are not r
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from conveyor_engine.execution.models.quantized.numbers import (
 from conveyor_engine.quantization import Declared
 
 Parts = Mapping[str, Tensor]
+Setting = TypeVar("Setting")
 _FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's word has number i
 _AWQ_BITS: Final = 4
@@ -69,7 +70,10 @@ def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
     bits = _find_bits(parts["_packed"].shape[-1], shape[-1])
     middle = 1 << (bits - 1)  # stored numbers are unsigned
     numbers = unpack_words(parts["_packed"], bits, shape[-1]).to(torch.float32) - middle
-    groups = _check_groups(parts["_g_idx"], shape[-1]) if "_g_idx" in parts else None
+    groups = parts.get("_g_idx")
+    if groups is not None:
+        is_in_order = groups.shape == (shape[-1],) and bool((groups == -1).all())
+        groups = None if is_in_order else _check_groups(groups, shape[-1])
     zeros = parts.get("_zero_point")
     if zeros is not None:
         unpacked = unpack_words(zeros.transpose(-2, -1), bits, shape[-2]).transpose(-2, -1)
@@ -78,15 +82,15 @@ def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
 
 
 def _by_column(scales: Tensor, shape: list[int], groups: Tensor | None, declared: Declared) -> Tensor:
-    if groups is not None and groups.min() >= 0:
-        return scales[..., groups]
-    return spread(scales, shape, declared.blocks)
+    return spread(scales, shape, declared.blocks) if groups is None else scales[..., groups]
 
 
 def _check_groups(groups: Tensor, columns: int) -> Tensor:
     """Return the group of each column. Raises ValueError."""
     if groups.shape != (columns,):
         raise ValueError(f"groups of {tuple(groups.shape)} do not fit {columns} columns")
+    if (least := int(groups.min())) < 0:
+        raise ValueError(f"a column's group is {least}")
     return groups.to(torch.int64)
 
 
@@ -146,14 +150,22 @@ def _restore_table(parts: Parts, declared: Declared) -> Tensor:
     scales = parts[".absmax"]
     if (nested := parts.get(".nested_absmax")) is not None:
         table = parts[".nested_quant_map"].to(torch.float32)[scales.to(torch.int64)]
-        scales = table * repeat_up_to(nested, settings["nested_blocksize"], len(table))
-        scales += settings["nested_offset"]
+        scales = table * repeat_up_to(nested, _read_setting(settings, "nested_blocksize", int), len(table))
+        scales += _read_setting(settings, "nested_offset", float)
     numbers = parts[".quant_map"].to(torch.float32)[unpack_nibbles(parts[""].flatten(), high_first=True)]
-    shape = torch.Size(settings["shape"])
+    shape = torch.Size(_read_setting(settings, "shape", list))
     if not 0 <= len(numbers) - shape.numel() <= 1:  # half a byte may be left
         raise ValueError(f"{len(numbers)} numbers do not fit weights of {tuple(shape)}")
-    scales = repeat_up_to(scales.to(torch.float32), settings["blocksize"], shape.numel())
+    scales = repeat_up_to(scales.to(torch.float32), _read_setting(settings, "blocksize", int), shape.numel())
     return numbers[: shape.numel()].mul_(scales).reshape(shape)
+
+
+def _read_setting(settings: Any, name: str, kind: type[Setting]) -> Setting:
+    """Return an entry of a table's state. Raises ValueError."""
+    value = settings.get(name) if isinstance(settings, dict) else None
+    if type(value) is not kind:
+        raise ValueError(f"the state of the table has no {name} of type {kind.__name__}")
+    return value
 
 
 def _restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from conveyor_engine.errors import is_out_of_memory
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS, Layout
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
 from conveyor_engine.quantization import Declared
@@ -20,11 +21,15 @@ _UNUSED: Final = re.compile(r"(?:input|output|activation|act|prob|[qkv])_(?:glob
 
 
 class Restoring:
-    """The weights of a checkpoint by their names in the unquantized one. `failure`: the first one, as a sentence."""
+    """The weights of a checkpoint by their names in the unquantized one.
+
+    failure: the first one, as a sentence. no_memory: the error, if memory was too small.
+    """
 
     def __init__(self, stored: Mapping[str, StoredTensor], declared: Declared) -> None:
         self._stored, self._declared = stored, declared
         self.failure = ""
+        self.no_memory: Exception | None = None
         self.num_restored = 0
         self.tensors = dict(self._plan())
 
@@ -52,12 +57,18 @@ class Restoring:
         return parts if all(end in parts for end in layout.needed) else None
 
     def restore(self, layout: Layout, parts: Mapping[str, StoredTensor]) -> Tensor:
-        """Read a weight. Raises ValueError, and keeps its text, because transformers would hide it."""
+        """Read a weight. Raises ValueError, and keeps its text, because transformers would hide it.
+
+        Also keeps and raises an error for lack of memory, which says nothing about the checkpoint.
+        """
         try:
             weight = layout.restore({end: part[...] for end, part in parts.items()}, self._declared)
             if not torch.isfinite(weight).all():
                 raise ValueError("a number or a scale is infinite or NaN")
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                self.no_memory = error
+                raise
             text = " ".join(str(error).split())[:200]
             self.failure = self.failure or f"{parts[layout.numbers].name}: {text}"
             raise ValueError(self.failure) from error

@@ -7,7 +7,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from conveyor_engine.model_files import read_object
+from conveyor_engine.model_files import check_is_inside, read_weight_names
 
 _WEIGHTS: Final = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 
@@ -41,12 +41,15 @@ def read_stored(directory: Path, weights: str | None) -> Iterator[StoredTensor]:
 
 
 def _list_weights(directory: Path, weights: str | None) -> list[Path]:
-    """Return the files that transformers or diffusers load: a whole file, or else the files of an index."""
+    """Return the files that transformers or diffusers load: a whole file, or else the files of an index.
+
+    Raises ModelError for a file outside `directory`.
+    """
     for name in (weights,) if weights else _WEIGHTS:
+        check_is_inside(directory, name, "config.json")
         if (directory / name).is_file() and name.endswith(".safetensors"):
             return [directory / name]
-        index = name if name.endswith(".json") else f"{name}.index.json"
-        named = read_object(directory / index).get("weight_map")
-        if isinstance(named, dict):
-            return [directory / each for each in sorted({each for each in named.values() if isinstance(each, str)})]
+        named = read_weight_names(directory, name if name.endswith(".json") else f"{name}.index.json")
+        if named is not None:
+            return [directory / each for each in named]
     return []
