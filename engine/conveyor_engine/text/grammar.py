@@ -51,10 +51,18 @@ def build_grammar(kind: Kind, value: Any, param: str, *, strict: bool = False) -
         raise _refusal(param, str(error)) from error
     except Exception as error:  # the conversion of a client's text may raise any error
         raise _refusal(param, f"{type(error).__name__}: {error}") from error
-    _limited(grammar, param)
-    if problem := LLMatcher.validate_grammar(grammar, limits=limits()):
-        raise _refusal(param, problem if kind != "lark" else "it is too complex for the engine")
+    if kind == "lark":
+        return BuiltGrammar(check_written(grammar, param))
+    if problem := LLMatcher.validate_grammar(_limited(grammar, param), limits=limits()):
+        raise _refusal(param, problem)
     return BuiltGrammar(grammar)
+
+
+def check_written(grammar: str, param: str) -> str:
+    """Return a grammar that the engine wrote itself. Raises InvalidRequest if it is too large or too complex."""
+    if LLMatcher.validate_grammar(_limited(grammar, param), limits=limits()):
+        raise _refusal(param, "it is too complex for the engine")
+    return grammar
 
 
 def follow_schema(schema: Any, param: str, *, strict: bool = False) -> JsonSchema:

@@ -13,13 +13,14 @@ from pydantic_core import PydanticCustomError
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.schemas import Object
 from conveyor_engine.serving.preparing.tools import (
+    TOOLS_MAX,
     AllowedToolsChoice,
     CustomTool,
     Tool,
     ToolChoice,
     get_name,
 )
-from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar, build_grammar, follow_schema
+from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar, build_grammar, check_written, follow_schema
 from conveyor_engine.text.json_grammar import JsonSchema
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
@@ -99,16 +100,21 @@ class ToolUse(NamedTuple):
 
         Raises PydanticCustomError if the fields conflict. The type of the error is the name of the wrong field.
         """
-        by_name = {each.name: each for each in offered}
-        if len(by_name) < len(offered):
+        if len(offered) > TOOLS_MAX:
+            raise PydanticCustomError(
+                "tools", f"tools may have at most {TOOLS_MAX} tools, those of namespaces included"
+            )
+        if len({each.name for each in offered}) < len(offered):
             raise PydanticCustomError("tools", "tools must have different names")
         if choice.mode == "required" and not offered:
             raise PydanticCustomError("tool_choice", "tool_choice can only be required if there are tools")
         if not offered or choice.mode == "none":
             return cls((), "none", (), False)
         chosen = offered if choice.names is None else _choose(offered, choice.names)
-        shown = chosen if choice.mode == "auto" else offered  # nothing else keeps the model from calling the others
         is_named = choice.names is not None and not choice.is_list
+        if choice.names and is_named and len(chosen) > 1:
+            chosen = [_find_one(chosen, choice.names[0])]
+        shown = chosen if choice.mode == "auto" else offered  # nothing else keeps the model from calling the others
         return cls(shown, choice.mode, chosen, is_named or parallel is False)
 
     def for_template(self) -> list[dict[str, Any]] | None:
@@ -172,7 +178,7 @@ class ToolUse(NamedTuple):
             return grammar
         names = [each.name for each in self.callable_tools]
         text = build_call_or_form(dialect.tool_format, names, grammar.text, find_token)
-        return grammar._replace(text=text)
+        return grammar._replace(text=check_written(text, "tools"))
 
 
 def _follow(offered: Offered) -> JsonSchema:
@@ -187,6 +193,14 @@ def _choose(offered: Sequence[Offered], names: Sequence[str]) -> list[Offered]:
     if not set(names) <= set[str]().union(*(each.names for each in chosen)):
         raise PydanticCustomError("tool_choice", "tool_choice must name one of tools")
     return chosen
+
+
+def _find_one(chosen: Sequence[Offered], name: str) -> Offered:
+    """Return the function that has this name in the prompt. Raises PydanticCustomError if none has."""
+    if (found := next((each for each in chosen if each.name == name), None)) is None:
+        names = ", ".join(each.name for each in chosen[:4])
+        raise PydanticCustomError("tool_choice", f"tool_choice must name one tool; use one of these names: {names}")
+    return found
 
 
 def _find_strings(tool: Tool) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Rewrites the keywords of objects. Pure. Used by `rewrite`."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +9,7 @@ from conveyor_engine.text.schema.closing import close, listed
 from conveyor_engine.text.schema.formats import FORMATS
 from conveyor_engine.text.schema.keywords import WORDS, escape, essence
 from conveyor_engine.text.schema.parts import Node, Parts, only
+from conveyor_engine.text.schema.problems import Relaxed
 from conveyor_engine.text.schema.strings import read_pattern
 
 if TYPE_CHECKING:
@@ -34,19 +34,15 @@ def rewrite(rewriter: "Rewriter", node: Node, parts: Parts) -> None:
 
 def _rewrite_patterns(rewriter: "Rewriter", node: Node, parts: Parts) -> None:
     """Rewrite `patternProperties`. The library follows patterns that exclude each other."""
-    for name, each in node.schema.get("properties", {}).items():
-        same = [
-            pattern
-            for pattern, other in node.schema.get("patternProperties", {}).items()
-            if essence(other) == essence(each)
-        ]
-        if any(_fits(pattern, name) for pattern in same):
-            parts.own["properties"][name] = True  # the library merges it with the schema of the pattern
     groups: dict[str, tuple[list[str], Any]] = {}  # by the text of the schema
     for pattern, each in node.schema.get("patternProperties", {}).items():
         read = read_pattern(pattern)
         if len(read.expressions) > 1 or not read.is_exact:
             rewriter.relax("patternProperties", node.at)
+        same = [name for name, other in node.schema.get("properties", {}).items() if essence(other) == essence(each)]
+        for name in same:
+            if rewriter.fits(read.expressions, name, Relaxed("patternProperties", node.at.pointer)):
+                parts.own["properties"][name] = True  # the library merges it with the schema of the pattern
         closed = node.closed and "properties" not in node.schema
         inner = rewriter.rewrite_value(each, node.inside(f"patternProperties/{escape(pattern)}"), closed=closed)
         groups.setdefault(json.dumps(inner), ([], inner))[0].append(read.expressions[-1])
@@ -101,19 +97,12 @@ def _rewrite_names_by_pattern(
         expressions.append(f"^(?s:.{{{least},{'' if most is None else int(most)}}})$")
     if len(expressions) > 1 or not read.is_exact:
         rewriter.relax("propertyNames", node.at)
-    for name in own.get("properties", {}):
-        if len(name) < least or len(name) > (most or len(name)) or not _fits(effects.get("pattern"), name):
-            own["properties"] = {**own["properties"], name: False}
+    named, keyword = own.get("properties", {}), Relaxed("propertyNames", node.at.pointer)
+    if excluded := [name for name in named if not rewriter.fits(expressions, name, keyword)]:
+        own["properties"] = named | dict.fromkeys(excluded, False)
     if expressions:
         own["patternProperties"] = {expressions[0]: others}
         own["additionalProperties"] = False
-
-
-def _fits(pattern: str | None, name: str) -> bool:
-    try:
-        return pattern is None or re.search(pattern, name) is not None
-    except (re.error, OverflowError):
-        return False
 
 
 def _rewrite_dependents(rewriter: "Rewriter", node: Node, parts: Parts) -> None:

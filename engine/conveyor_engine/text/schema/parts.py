@@ -1,6 +1,7 @@
 """What the modules of `text.schema` share while they rewrite one schema. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -8,6 +9,8 @@ from conveyor_engine.text.schema.document import Place
 from conveyor_engine.text.schema.keywords import KINDS, WORDS, kinds_of
 
 _TOGETHER: Final = ("patternProperties", "additionalProperties")
+_PLAIN: Final = frozenset({"type", "properties", "required"})
+_MEMBERS_MAX: Final = 100  # of an `allOf`; the library's work grows with the square of their number
 
 
 class Node(NamedTuple):
@@ -43,7 +46,31 @@ class Parts:
             return self.more[0] if len(self.more) == 1 else {"allOf": self.more}
         if self.more:
             own["allOf"] = [*own.pop("allOf", []), *self.more]
+        return _take_objects(own) if len(own.get("allOf", ())) > _MEMBERS_MAX else own
+
+
+def _take_objects(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with the properties of those objects in `allOf` whose properties nothing else describes."""
+    if "patternProperties" in own or own.get("type", "object") != "object":
         return own
+    numbers = Counter(name for each in own["allOf"] if isinstance(each, dict) for name in each.get("properties", ()))
+    named, unnamed = own.get("properties", {}), own.get("additionalProperties", True)
+
+    def is_alone(schema: Any) -> bool:
+        if not isinstance(schema, dict) or not schema.keys() <= _PLAIN or schema.get("type") != "object":
+            return False
+        names = schema.get("properties", {}).keys() | schema.get("required", ())
+        return all(numbers[name] <= 1 and named.get(name, unnamed) is True for name in names)
+
+    if not (taken := [each for each in own["allOf"] if is_alone(each)]):
+        return own
+    properties = {name: value for each in taken for name, value in each.get("properties", {}).items()}
+    required = [name for each in (*taken, own) for name in each.get("required", ())]
+    left = {"allOf": [each for each in own["allOf"] if not is_alone(each)]}
+    own = {name: value for name, value in own.items() if name not in ("allOf", "type", "properties", "required")}
+    others = {name: value for name, value in named.items() if name not in properties}
+    whole = {"type": "object", "properties": properties | others}
+    return (left if left["allOf"] else {}) | whole | {"required": list(dict.fromkeys(required))} | own
 
 
 def has_more(schema: Mapping[str, Any]) -> bool:

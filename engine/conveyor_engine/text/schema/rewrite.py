@@ -19,13 +19,14 @@ from conveyor_engine.text.schema.numbers import BOUNDS, rewrite_bounds
 from conveyor_engine.text.schema.parts import Node, Parts, has_more, merge_branches
 from conveyor_engine.text.schema.problems import Relaxed, SchemaError
 from conveyor_engine.text.schema.prune import within
-from conveyor_engine.text.schema.strings import read_pattern
+from conveyor_engine.text.schema.strings import only_text, read_pattern
 
 _SIZE_MAX: Final = 50_000  # schemas of the result; the library's own limit
 _WIDTH_MAX: Final = 64  # branches of the schemas that apply to one value
 _ADDED_MAX: Final = 4_000  # schemas that the engine adds to express one keyword by others
 _MERGED_MAX: Final = 20_000  # schemas of the result after which references are not merged any more
 _REFERENCES_MAX: Final = 16  # in a row
+_TRIED_MAX: Final = 500  # names that are compared with a pattern; each takes half a millisecond
 _COPIED: Final = ("type", "const", "enum", "multipleOf")
 _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _COUNT_MAX: Final = 2**31
@@ -57,7 +58,8 @@ class Rewriter:
         self._essences: dict[int, str] = {}  # of schemas of the document, by their identity
         self._waiting: list[tuple[str, Any, Place, bool]] = []
         self._merging: list[str] = []  # places of the references that are being merged with their siblings
-        self._num_added = self._num_schemas = 0
+        self._merged: dict[tuple[Place, bool], Any] = {}  # what these became, if no other reference led to them
+        self._num_added = self._num_schemas = self._num_kept_apart = self._num_tried = 0
 
     def run(self, *, closed: bool) -> Any:
         """Return the rewritten document. Raises SchemaError."""
@@ -76,6 +78,17 @@ class Rewriter:
         """Count schemas that the engine adds. Returns False if there are too many."""
         self._num_added += number
         return self._num_added <= _ADDED_MAX
+
+    def fits(self, expressions: Sequence[str], name: str, keyword: Relaxed) -> bool:
+        """Return whether a name matches all expressions. If there are too many names, relax the keyword.
+
+        The library compares, because the patterns are the client's: Python's `re` may take exponential time.
+        """
+        self._num_tried += len(expressions)
+        if self._num_tried > _TRIED_MAX:
+            self.relaxed[keyword] = None
+            return True
+        return not any(self.are_disjoint([each, only_text(name)]) for each in expressions)
 
     def relax(self, keyword: str, at: Place) -> None:
         """Note that answers might not follow this keyword."""
@@ -210,10 +223,7 @@ class Rewriter:
                     self.rewrite(each, node.inside(f"{name}/{number}"), closed=inner, merged=node.merged)
                     for number, each in members
                 ]
-                if name == "allOf":
-                    parts.own.setdefault(name, []).extend(rewritten)
-                else:
-                    parts.own[name] = merge_branches(rewritten)
+                parts.own[name] = merge_branches([*parts.own.get(name, ()), *rewritten])
             elif name in ("$ref", "$dynamicRef", "$recursiveRef"):
                 self._refer(name, value, node, parts, closed=inner)
         if "format" in node.schema and is_whole(node.schema):
@@ -223,17 +233,30 @@ class Rewriter:
         target, place = self.document.resolve(reference, node.at, name)
         if name != "$ref" and not self.document.is_certain(reference):
             self.relax(name, node.at)
-        is_new = place.pointer not in self._merging and self._num_schemas < _MERGED_MAX
-        if node.merged and is_new:
-            self._merging.append(place.pointer)
-            referred = self.rewrite(target, place, closed=closed, merged=True)
-            self._merging.pop()
+        if node.merged:
+            referred = self._merge(target, place, closed=closed)
         else:
             referred = self.define(target, place, closed=closed)
         if node.schema.keys() & WORDS == {name} and isinstance(referred, dict):
             parts.own |= referred
         else:
             parts.own.setdefault("allOf", []).append(referred)
+
+    def _merge(self, target: Any, place: Place, *, closed: bool) -> Any:
+        """Return the rewritten target of a reference, or a reference to it if the target leads to itself."""
+        if (known := self._merged.get((place, closed))) is not None:
+            self._num_schemas += self.size(known)
+            return known
+        if place.pointer in self._merging or self._num_schemas >= _MERGED_MAX:
+            self._num_kept_apart += 1
+            return self.define(target, place, closed=closed)
+        num_kept_apart = self._num_kept_apart
+        self._merging.append(place.pointer)
+        merged = self.rewrite(target, place, closed=closed, merged=True)
+        self._merging.pop()
+        if self._num_kept_apart == num_kept_apart:
+            self._merged[place, closed] = merged
+        return merged
 
     def _rewrite_text(self, node: Node, parts: Parts) -> None:
         """Rewrite `pattern`, `format` and `contentEncoding`."""

@@ -26,6 +26,10 @@ _NO_NUL: Final = r"\x{1}"
 _KEPT: Final = frozenset("dDwWsSnrtvf")  # escapes with the same meaning in both
 _ENDS: Final = {"A": "^", "Z": "$", "z": "$"}
 _ANYTHING: Final = r"(?s:.*)"
+_AHEAD_MAX: Final = 16  # look-aheads of one pattern that become patterns of their own
+_AHEAD: Final = re.compile(r"\^\(\?([=!])")
+_WHOLE_CLASS: Final = re.compile(r"\^?\]")
+_CLASSES: Final = tuple(f"\\{letter}" for letter in "dDwWsS")
 
 
 class Pattern(NamedTuple):
@@ -48,7 +52,7 @@ def read_pattern(pattern: str) -> Pattern:
 def _split_ahead(pattern: str) -> tuple[list[str], str]:
     """Split off the look-aheads with which a pattern begins; each becomes a pattern of its own."""
     found: list[str] = []
-    while match := re.match(r"\^\(\?([=!])", pattern):
+    while len(found) < _AHEAD_MAX and (match := _AHEAD.match(pattern)):
         end = _find_end(pattern, match.end())
         inner = pattern[match.end() : end]
         if end < 0 or ("|" in pattern[end:] and not _is_one(pattern[end + 1 :])):
@@ -116,13 +120,12 @@ class _Writer:
                 skip_to = _find_end(pattern, token.end()) + 1 or len(pattern)
                 self.is_exact = False
             elif token[0] == "[":
-                rest = pattern[token.end() :]
-                if whole := re.match(r"\^?\]", rest):  # `[]` matches nothing, `[^]` anything
+                if whole := _WHOLE_CLASS.match(pattern, token.end()):  # `[]` matches nothing, `[^]` anything
                     written.append(r"(?s:.)" if whole[0] == "^]" else r"[^\x{0}-\x{10FFFF}]")
-                    skip_to = token.end() + whole.end()
+                    skip_to = whole.end()
                     continue
                 class_at = token.start()
-                if rest.startswith("^"):
+                if pattern.startswith("^", token.end()):
                     skip_to = token.end() + 1
                     written.append(f"[^{_NUL}")
                 else:
@@ -160,8 +163,8 @@ class _Writer:
         if token["escaped"] == "b":
             return r"\x{8}"
         if token[0] == "-":  # beside an escape such as \w, it does not stand for a range
-            before, behind = pattern[: token.start()], pattern[token.end() :]
-            return "\\-" if re.search(r"\\[dDwWsS]$", before) or re.match(r"\\[dDwWsS]", behind) else "-"
+            is_beside = pattern.endswith(_CLASSES, 0, token.start()) or pattern.startswith(_CLASSES, token.end())
+            return "\\-" if is_beside else "-"
         if token.lastgroup in ("other", "group", "around", "count"):
             return "".join(f"\\{each}" if each in "[&~" else each for each in token[0])
         return self._character(token)
@@ -191,6 +194,15 @@ def _quote(character: str) -> str:
     return f"\\{character}" if character in r"\.+*?()|[]{}^$#&-~" else character
 
 
+def only_text(text: str) -> str:
+    """Return the pattern of this text alone."""
+    return f"^{''.join(map(_write_code, text))}$"
+
+
+def _write_code(character: str) -> str:
+    return f"\\x{{{ord(character):X}}}"
+
+
 def without(texts: Iterable[str]) -> str:
     """Return the pattern of all texts but these."""
     tree: dict[str, dict] = {}  # type: ignore[type-arg]
@@ -205,7 +217,7 @@ def without(texts: Iterable[str]) -> str:
 def _others(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
     """Return the expression of all texts that do not lead from here to an end. It is never empty."""
     letters = [character for character in node if character]
-    first = "".join(f"\\x{{{ord(each):X}}}" for each in letters)
+    first = "".join(map(_write_code, letters))
     branches = [f"[^{_NUL}{first}](?s:.)*" if letters else "(?s:.)+"]
-    branches += [f"\\x{{{ord(each):X}}}(?:{_others(node[each])})" for each in letters]
+    branches += [f"{_write_code(each)}(?:{_others(node[each])})" for each in letters]
     return "|".join(branches if "" in node else ["", *branches])

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.tool_use import CalledAs
 from conveyor_engine.tasks.generate.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.text.grammar import GRAMMAR_CHARACTERS_MAX, BuiltGrammar, build_grammar
+from conveyor_engine.text.parsing.dialect import Dialect
 
 SCHEMA = {"type": "object", "properties": {"message": {"type": "string"}}}
 SPAWN = {"type": "function", "name": "spawn", "description": "Begin.", "strict": False, "parameters": SCHEMA}
@@ -58,6 +61,34 @@ def test_an_unknown_name_is_refused_beside_one_that_two_namespaces_have() -> Non
         respond(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": chosen})
     use = respond(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": chosen[:1]}).tool_use
     assert [each.name for each in use.callable_tools] == ["agents__spawn", "others__spawn"]
+
+
+def test_a_forced_call_names_one_tool() -> None:
+    tools = [NAMESPACE, {**NAMESPACE, "name": "others"}]
+    with pytest.raises(ValidationError, match="use one of these names: agents__spawn, others__spawn"):
+        respond(tools=tools, tool_choice={"type": "function", "name": "spawn"})
+    for name, beside in (("others__spawn", []), ("spawn", [SPAWN])):
+        use = respond(tools=[*tools, *beside], tool_choice={"type": "function", "name": name}).tool_use
+        assert [each.name for each in use.callable_tools] == [name]
+
+
+def test_all_namespaces_together_have_128_tools() -> None:
+    spaces = [
+        {"type": "namespace", "name": f"n{number}", "tools": [{**WAIT, "name": f"f{each}"} for each in range(43)]}
+        for number in range(3)
+    ]
+    with pytest.raises(ValidationError, match="at most 128 tools, those of namespaces included"):
+        respond(tools=spaces)
+    assert len(respond(tools=[*spaces[:2], *spaces[2]["tools"][:42]]).tool_use.tools) == 128
+
+
+def test_a_choice_of_a_call_and_a_form_is_validated() -> None:
+    use = respond(tools=[WAIT]).tool_use
+    form = build_grammar("choice", ["a" * (GRAMMAR_CHARACTERS_MAX - 100)], "form")
+    with pytest.raises(InvalidRequest, match=r"tools cannot be followed: it has \d+ characters"):
+        use.add_calls(form, Dialect("hermes"), lambda mark: None)
+    with pytest.raises(InvalidRequest, match="tools cannot be followed: it is too complex"):
+        use.add_calls(BuiltGrammar("start: 5"), Dialect("hermes"), lambda mark: None)
 
 
 def test_earlier_calls_have_the_names_that_the_model_sees() -> None:

@@ -359,3 +359,64 @@ def test_what_a_text_contains_counts_for_nothing() -> None:
 def test_equal_branches_are_compiled_once() -> None:
     one, many = ({"anyOf": [{"type": "string"}] * times + [INTEGER]} for times in (1, 200))
     assert build_grammar("json", one, "form") == build_grammar("json", many, "form")
+
+
+def refer_twice(depth: int, keyword: str) -> Any:
+    """Return definitions of which each refers to the next one twice."""
+    names = {
+        str(number): {"type": "object", keyword: [{"$ref": f"#/$defs/{number + 1}"}] * 2} for number in range(depth)
+    }
+    return {"$ref": "#/$defs/0", "$defs": {**names, str(depth): A}}
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf"])
+def test_definitions_that_refer_twice_are_rewritten_once(keyword: str) -> None:
+    """Without that, 30 definitions would take a billion steps, or be relaxed."""
+    grammar = build_grammar("json", refer_twice(30, keyword), "form")
+    assert len(grammar.text) < 20_000
+    assert grammar.relaxed == []
+
+
+@pytest.mark.parametrize("number", [101, 1_000])
+def test_an_all_of_of_many_objects_is_followed(sampler: Sampler, number: int) -> None:
+    objects = [
+        {"type": "object", "properties": {f"p{each}": {"type": "null"}}, "required": [f"p{each}"]}
+        for each in range(number)
+    ]
+    beside = {"properties": {"p0": {"type": "null"}, "a": INTEGER}}
+    schema = {"allOf": [*objects, beside, {"required": ["a"]}]}
+    whole = {"p0": None, "a": 1, **{f"p{each}": None for each in range(1, number)}}
+    assert build_grammar("json", schema, "form").relaxed == []
+    if number == 101:
+        without_last = {name: value for name, value in whole.items() if name != "p100"}
+        assert sampler.may(schema, [json.dumps(each) for each in (whole, without_last, {**whole, "b": 1})]) == [
+            True, False, False,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^(a+)+$", r"^(a|a)*$", r"^(?:a|aa)+$", r"(.*a){20}$", "(?=a)" * 10_000 + "[|]", f"[{'-' * 60_000}a]"]
+)
+def test_a_costly_pattern_costs_little(pattern: str) -> None:
+    """A backtracking engine would take years for the first four, and steps without number for the others."""
+    name = "a" * 60 + "b"
+    schema = {"type": "object", "properties": {name: INTEGER}}
+    for names in ({"propertyNames": {"pattern": f"{pattern}"}}, {"patternProperties": {pattern: INTEGER}}):
+        build_grammar("json", {**schema, **names}, "form")
+
+
+def test_names_are_compared_with_patterns_as_the_library_does(sampler: Sampler) -> None:
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(("a1", "aé", "b"), INTEGER),
+        "propertyNames": {"pattern": r"^a\w$"},
+    }
+    assert sampler.may(schema, ['{"a1": 1}', '{"aé": 1}', '{"b": 1}']) == [True, False, False]
+
+
+def test_too_many_names_beside_a_pattern_are_not_compared() -> None:
+    schema = {
+        "type": "object", "properties": dict.fromkeys(map(str, range(2_000)), INTEGER),
+        "propertyNames": {"pattern": "^[0-9]+$"},
+    }  # fmt: skip
+    assert build_grammar("json", schema, "form").relaxed == [("propertyNames", "#")]
