@@ -31,7 +31,7 @@ class Child:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def ask(self) -> str:
+    def send(self) -> str:
         """Send an empty line, and return the line that answers it."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")

@@ -37,8 +37,8 @@ Figures = dict[str, float]
 class Comparison:
     """The systems that can be measured here, their capacities, and the figures of the rounds so far."""
 
-    def __init__(self, options: argparse.Namespace, model: Path, say: Callable[[str], None]) -> None:
-        self._options, self._say = options, say
+    def __init__(self, options: argparse.Namespace, model: Path, report: Callable[[str], None]) -> None:
+        self._options, self._report = options, report
         self._settings = Settings(model, options.batch, options.window)
         self._right = compute_right(model)
         self._systems = [system for system in SYSTEMS if system.name in options.systems]
@@ -50,7 +50,7 @@ class Comparison:
     def install(self) -> None:
         """Install the environments of all systems."""
         for system in self._systems:
-            self._say(f"event=installing system={system.name}")
+            self._report(f"event=installing system={system.name}")
             try:
                 install(system, self._log(system))
             except Absent as error:
@@ -110,7 +110,7 @@ class Comparison:
         answers = await client.saturate(self._options.batch, self._options.seconds, seed=1)
         rate = self.capacities[system.name] = summarise(answers, 0)["requests_per_second"]
         lone = self.lone_seconds[system.name] = await client.time_lone()
-        self._say(f"event=capacity system={system.name} requests_per_second={rate:.2f} lone_ms={1000 * lone:.0f}")
+        self._report(f"event=capacity system={system.name} requests_per_second={rate:.2f} lone_ms={1000 * lone:.0f}")
 
     async def _measure(self, number: int, system: System, client: Client) -> None:
         slowest, seconds = min(self.capacities.values()), self._options.seconds
@@ -125,12 +125,12 @@ class Comparison:
     def _keep(self, load: str, system: System, figures: Figures) -> None:
         self._rounds.setdefault(load, {}).setdefault(system.name, []).append(figures)
         text = " ".join(f"{name}={value:.3g}" for name, value in figures.items())
-        self._say(f"event=measured system={system.name} load={load} {text}")
+        self._report(f"event=measured system={system.name} load={load} {text}")
 
     def _drop(self, system: System, error: Absent) -> None:
         self.absent[system.name] = str(error)
         self._systems.remove(system)
-        self._say(f"event=absent system={system.name} reason={json.dumps(str(error))}")
+        self._report(f"event=absent system={system.name} reason={json.dumps(str(error))}")
 
     def _log(self, system: System) -> Path:
         folder: Path = self._options.out.parent / "batchers"
@@ -172,14 +172,14 @@ async def compare(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Measure all rounds. After each round the results so far are written to the file."""
     begin = time.monotonic()
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         print(f"{time.monotonic() - begin:6.0f} s {line}", file=sys.stderr, flush=True)
 
-    comparison = Comparison(options, model, say)
+    comparison = Comparison(options, model, report)
     comparison.install()
     await comparison.find_capacities()
     for number in range(options.rounds):
-        say(f"event=round number={number + 1} of={options.rounds}")
+        report(f"event=round number={number + 1} of={options.rounds}")
         await comparison.measure_round(number)
         options.out.write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
     return comparison.as_json()

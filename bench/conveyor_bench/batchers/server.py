@@ -71,8 +71,8 @@ async def running(
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start the process in its own session, so that Ctrl-C reaches only this program, which then ends the process."""
-    with log.open("a") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+    with log.open("a") as log_file:
+        return subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
 
 
 async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: str, log: Path) -> None:

@@ -15,7 +15,7 @@ ALONE = "sentence-transformers"
 _HERE = Path(__file__).parent
 _DEBIANS_PYTHON = "/usr/bin/python3"
 
-Ask = Callable[[str], tuple[str, Any]]  # returns the path and the body of the request for a text
+Build = Callable[[str], tuple[str, Any]]  # returns the path and the body of the request for a text
 Read = Callable[[Any], list[float]]  # returns the vector in an answer
 
 
@@ -34,7 +34,7 @@ class System:
 
     name: str
     script: str
-    ask: Ask
+    build: Build
     read: Read
     python: str = sys.executable
 
@@ -56,7 +56,7 @@ class System:
         return [find_uv(), "sync", "--quiet", "--python", self.python, "--script", str(cached(_HERE / self.script))]
 
 
-def _ask_openai(text: str) -> tuple[str, Any]:
+def _build_openai(text: str) -> tuple[str, Any]:
     return "/v1/embeddings", {"model": "model", "input": text}
 
 
@@ -65,7 +65,7 @@ def _read_openai(answer: Any) -> list[float]:
     return vector
 
 
-def _ask_triton(text: str) -> tuple[str, Any]:
+def _build_triton(text: str) -> tuple[str, Any]:
     return "/v2/models/embed/infer", {
         "inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]
     }
@@ -76,7 +76,7 @@ def _read_triton(answer: Any) -> list[float]:
     return vector
 
 
-def _ask_at(path: str) -> Ask:
+def _build_at(path: str) -> Build:
     return lambda text: (path, {"text": text})
 
 
@@ -86,17 +86,17 @@ def _as_it_is(answer: Any) -> list[float]:
 
 
 SYSTEMS = (
-    System(OURS, "", _ask_openai, _read_openai),
-    System("triton", "serve_triton.py", _ask_triton, _read_triton, _DEBIANS_PYTHON),
-    System("litserve", "serve_litserve.py", _ask_at("/predict"), _as_it_is),
-    System("ray-serve", "serve_ray.py", _ask_at("/"), _as_it_is),
+    System(OURS, "", _build_openai, _read_openai),
+    System("triton", "serve_triton.py", _build_triton, _read_triton, _DEBIANS_PYTHON),
+    System("litserve", "serve_litserve.py", _build_at("/predict"), _as_it_is),
+    System("ray-serve", "serve_ray.py", _build_at("/"), _as_it_is),
     System("bentoml", "serve_bentoml.py", lambda text: ("/embed", {"texts": [text]}), lambda answer: list(answer[0])),
-    System("infinity", "serve_infinity.py", lambda text: ("/embeddings", _ask_openai(text)[1]), _read_openai),
-    System(ALONE, "serve_sentence_transformers.py", _ask_at("/embed"), _as_it_is),
+    System("infinity", "serve_infinity.py", lambda text: ("/embeddings", _build_openai(text)[1]), _read_openai),
+    System(ALONE, "serve_sentence_transformers.py", _build_at("/embed"), _as_it_is),
 )
 
 
 def body(system: System, text: str) -> tuple[str, bytes]:
     """Return the path and the JSON body of a request for a text."""
-    path, fields = system.ask(text)
+    path, fields = system.build(text)
     return path, json.dumps(fields).encode()

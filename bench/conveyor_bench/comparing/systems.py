@@ -54,7 +54,7 @@ class Conveyor:
     """This engine, used through EngineCore, with continuous batching and the defaults except for sizes."""
 
     def __init__(
-        self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False,
+        self, model: Path, dtype: str, workload: Workload, report: Callable[[str], None], *, overlap: bool = False,
         **settings: Any
     ) -> None:  # fmt: skip
         """settings: other fields of EngineConfig."""
@@ -67,8 +67,8 @@ class Conveyor:
             num_threads=torch.get_num_threads(),
             **settings,
         )
-        self.runner = GenerateRunner(config, open_placement(config), say)
-        self.core = EngineCore(config, self.runner, say, overlap=overlap)
+        self.runner = GenerateRunner(config, open_placement(config), report)
+        self.core = EngineCore(config, self.runner, report, overlap=overlap)
         self._serial = 0
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:

@@ -65,7 +65,7 @@ def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: in
 
 
 def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vocab_size: int, rounds: int,
-            budget_seconds: float, say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
+            budget_seconds: float, report: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
     """Return the turns of each round. Each round runs the whole workload with new prompts.
 
     Stops when the figures have settled, or when a round as long as the longest so far would exceed the budget.
@@ -76,12 +76,12 @@ def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vo
     while len(measured) < rounds and not settled(pool(measured), workload):
         started = time.monotonic()
         if measured and started - begun + longest > budget_seconds:
-            say(f"event=budget_spent rounds={len(measured)} of={rounds}")
+            report(f"event=budget_spent rounds={len(measured)} of={rounds}")
             break
         prompts = random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed=len(measured))
         measured.append(list(one_round(systems, limit, prompts, workload.output_tokens, orders)))
         longest = max(longest, time.monotonic() - started)
-        say(
+        report(
             f"event=measured round={len(measured)} "
             + " ".join(_describe(measured[-1], name) for name in [*systems, LIMIT])
         )
@@ -120,8 +120,8 @@ def settled(turns: Sequence[Turn], workload: Workload) -> bool:
     """Return whether the spread of each ratio to a peer is small enough; without peers, the spread of our time."""
     peers = [name for name in turns[0].slices if name not in (OURS, LIMIT)] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
-    wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]
-    return all(found is not None and found.settled for found in wanted)
+    pairs = ratios or [seconds(turns, OURS, workload.output_tokens)]
+    return all(found is not None and found.settled for found in pairs)
 
 
 def _describe(turns: Sequence[Turn], name: str) -> str:

@@ -74,7 +74,7 @@ def measure_metrics(plane: ControlPlane, members: Sequence[tuple[Space, str]]) -
             for metric in _METRICS
         ]
         wait_until("the first value", lambda: api.reachable(questions[0]), 60)
-        before, took = processor_seconds(process.pid), _ask(api, questions, _HPA_SECONDS)
+        before, took = processor_seconds(process.pid), _query(api, questions, _HPA_SECONDS)
         return {
             "metrics_p99_seconds": percentile(took, 99),
             "metrics_questions": len(took),
@@ -83,12 +83,12 @@ def measure_metrics(plane: ControlPlane, members: Sequence[tuple[Space, str]]) -
         }
 
 
-def _ask(api: Api, questions: Sequence[str], seconds: float) -> list[float]:
+def _query(api: Api, questions: Sequence[str], seconds: float) -> list[float]:
     """Send the requests evenly over the seconds, or as fast as possible if that is slower. Returns their durations."""
     began, local = time.monotonic(), threading.Lock()
     took: list[float] = []
 
-    def ask(number: int) -> None:
+    def query(number: int) -> None:
         time.sleep(max(0.0, began + seconds * number / len(questions) - time.monotonic()))
         start = time.monotonic()
         api.get(questions[number])
@@ -96,7 +96,7 @@ def _ask(api: Api, questions: Sequence[str], seconds: float) -> list[float]:
             took.append(time.monotonic() - start)
 
     with ThreadPoolExecutor(_HPA_WORKERS) as pool:
-        list(pool.map(ask, range(len(questions))))
+        list(pool.map(query, range(len(questions))))
     return took
 
 

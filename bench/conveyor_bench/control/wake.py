@@ -73,11 +73,11 @@ async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[
             await asyncio.sleep(0.037 * (number % 14))  # so that requests arrive at all times of the operator's period
             gateway = gateways[number % len(gateways)]
             began = time.monotonic()
-            asking = asyncio.create_task(http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={}))
+            request = asyncio.create_task(http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={}))
             await replicas.wait(f"{name}-engine", 1)
             found.append(time.monotonic() - began)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
     return found

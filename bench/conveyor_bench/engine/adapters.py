@@ -130,7 +130,7 @@ class Peft:
 
 
 def run_rounds(
-    systems: dict[str, Measure], cases: dict[str, list[int]], rounds: int, say: Callable[[str], None]
+    systems: dict[str, Measure], cases: dict[str, list[int]], rounds: int, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Return, for each system, the median rates of the first case, and the other cases' median ratios to it."""
     serials = itertools.count()
@@ -141,7 +141,7 @@ def run_rounds(
             found = {case: measure(cases[case], next(serials)) for case in order}
             if number:  # the first round warms up
                 rates[name].append(found)
-                say(
+                report(
                     f"event=measured system={name} "
                     + " ".join(f"{case}={found[case][0]:.1f},{found[case][1]:.1f}" for case in cases)
                     + " unit=tokens_per_second_of_prompts_and_answers"
@@ -180,7 +180,7 @@ def main(argv: Sequence[str]) -> int:
         "one": [1] * rows,
         "mixed": [row % (arguments.adapters + 1) for row in range(rows)],
     }
-    say = partial(print, flush=True)
+    report = partial(print, flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         folder.mkdir()
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
         systems: dict[str, Measure] = {"conveyor": Engine(folder, sources, rows, sizes, dtype).measure}
         if arguments.compare:
             systems["peft"] = Peft(folder, sources, sizes, dtype).measure
-        results = run_rounds(systems, cases, arguments.rounds, say)
+        results = run_rounds(systems, cases, arguments.rounds, report)
     options = {key: value for key, value in vars(arguments).items() if key != "compare"}
-    say(json.dumps(results | options))
+    report(json.dumps(results | options))
     return 0

@@ -76,25 +76,25 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
     """Run the whole benchmark. Returns the object that is printed last."""
     workload = choose_sizes(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     hardware = describe_hardware()
-    say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
+    report("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
     limits = Limits(arguments.rounds, arguments.budget_seconds)
     if arguments.workload in JOBS:
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
-        return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
+        return {**encoder.measure_job(job, *chosen, limits, report), "hardware": hardware}
     if arguments.workload == IMAGES:
-        figures = images.measure_images(arguments.model_shape, arguments.dtype, limits, say)
+        figures = images.measure_images(arguments.model_shape, arguments.dtype, limits, report)
         return {**figures, "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
-    say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
+    report(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
-        say(f"event=model_written shape={arguments.model_shape} dtype={arguments.dtype}")
+        report(f"event=model_written shape={arguments.model_shape} dtype={arguments.dtype}")
         about = {
             "same_float32_tokens_as_transformers": True,
             "workload": {"model_shape": arguments.model_shape, "dtype": arguments.dtype, **asdict(workload)},
@@ -103,11 +103,11 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
         if arguments.workload in WHOLE_RUNS:
             more = {"profile": True} if arguments.profile else {}
-            figures = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say, **more)
+            figures = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, report, **more)
             return {**about, **figures, "workload": {"name": arguments.workload, **figures["workload"]}}
-        conveyor, systems = open_systems(Path(folder), arguments, workload, say)
-        warm_up(Path(folder), systems, workload, vocab_size, say)
-    return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
+        conveyor, systems = open_systems(Path(folder), arguments, workload, report)
+        warm_up(Path(folder), systems, workload, vocab_size, report)
+    return {**measure_systems(conveyor, systems, arguments, workload, report), **about}
 
 
 def choose_sizes(arguments: argparse.Namespace) -> Workload:
@@ -118,15 +118,15 @@ def choose_sizes(arguments: argparse.Namespace) -> Workload:
 
 
 def open_systems(
-    model: Path, arguments: argparse.Namespace, workload: Workload, say: Callable[[str], None]
+    model: Path, arguments: argparse.Namespace, workload: Workload, report: Callable[[str], None]
 ) -> tuple[Conveyor, dict[str, System]]:
     """Return this engine, and all systems: this engine and the requested peer."""
-    conveyor = Conveyor(model, arguments.dtype, workload, say)
+    conveyor = Conveyor(model, arguments.dtype, workload, report)
     systems: dict[str, System] = {OURS: conveyor}
     if arguments.compare in PEERS:
         systems[arguments.compare] = PEERS[arguments.compare](model, arguments.dtype)
     if arguments.compare == "overlap":
-        systems["overlap"] = Conveyor(model, arguments.dtype, workload, say, overlap=True)
+        systems["overlap"] = Conveyor(model, arguments.dtype, workload, report, overlap=True)
     return conveyor, systems
 
 
@@ -135,16 +135,16 @@ def measure_systems(
     systems: dict[str, System],
     arguments: argparse.Namespace,
     workload: Workload,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure the systems and the limit. Measure the shares last, because their timers cannot be removed."""
     vocab_size, limit = SHAPES[arguments.model_shape]["vocab_size"], Limit(conveyor.runner)
-    rounds = measure(systems, limit.slice, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
+    rounds = measure(systems, limit.slice, workload, vocab_size, arguments.rounds, arguments.budget_seconds, report)
     result = {**summarise(rounds, workload), **compare_with_limit(pool(rounds), limit, workload)}
     for key in ("limit_fraction", "limit"):
-        say(f"event=limit {key}={json.dumps(result[key])}")
+        report(f"event=limit {key}={json.dumps(result[key])}")
     if arguments.profile:
-        result["profile"] = profile(conveyor, result["limit"]["seconds"], workload, vocab_size, say)
+        result["profile"] = profile(conveyor, result["limit"]["seconds"], workload, vocab_size, report)
     return result
 
 
@@ -153,23 +153,23 @@ def profile(
     limits: Mapping[Phase, float | None],
     workload: Workload,
     vocab_size: int,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure the shares in two rounds of prompts that are not in the prefix cache."""
     prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
     phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limits, workload)
     for phase, parts in phases.items():
-        say(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(parts[key])}" for key in parts))
+        report(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(parts[key])}" for key in parts))
     return phases
 
 
 def warm_up(
-    model: Path, systems: Mapping[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]
+    model: Path, systems: Mapping[str, System], workload: Workload, vocab_size: int, report: Callable[[str], None]
 ) -> None:
     """Run and check a few short requests on each system, so that no slice includes work that is done only once."""
     prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=-1)
     gaps = check_gaps(model, systems, prompts, workload.output_tokens)
-    say("event=tokens_right " + " ".join(f"{name}_gap={gap:.4f}" for name, gap in gaps.items()))
+    report("event=tokens_right " + " ".join(f"{name}_gap={gap:.4f}" for name, gap in gaps.items()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

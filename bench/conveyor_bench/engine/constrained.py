@@ -122,7 +122,9 @@ def measure_rate(core: EngineCore, rows: int, tokens: int, grammar: str, serial:
     return num_tokens / (time.perf_counter() - started)
 
 
-def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    shape: str, dtype: str, rows: int, tokens: int, rounds: int, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Return the median rates, and the median of the rounds' ratios. The first round is not counted."""
     grammar, pairs = build_grammar("json", _SCHEMA, "schema").text, list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as name:
@@ -136,7 +138,7 @@ def measure(shape: str, dtype: str, rows: int, tokens: int, rounds: int, say: Ca
             rates = {each: measure_rate(core, rows, tokens, each, next(serials)) for each in order}
             if number:
                 pairs.append((rates[""], rates[grammar]))
-                say(f"event=measured free={rates['']:.1f} constrained={rates[grammar]:.1f} unit=tokens_per_second")
+                report(f"event=measured free={rates['']:.1f} constrained={rates[grammar]:.1f} unit=tokens_per_second")
     return {
         "constrained_of_free": round(statistics.median(constrained / free for free, constrained in pairs), 3),
         "free_tokens_per_second": round(statistics.median(free for free, _ in pairs), 1),
@@ -157,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     for name, least in (("rows", 1), ("tokens", 2), ("rounds", 1)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name} must be at least {least}")
-    say = partial(print, flush=True)
+    report = partial(print, flush=True)
     sizes = (arguments.rows, arguments.tokens, arguments.rounds)
-    say(json.dumps(measure(arguments.model_shape, arguments.dtype, *sizes, say)))
+    report(json.dumps(measure(arguments.model_shape, arguments.dtype, *sizes, report)))
     return 0

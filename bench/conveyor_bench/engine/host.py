@@ -107,14 +107,14 @@ def main(argv: Sequence[str]) -> int:
     for name in ("rows", "steps", "streamed_tokens"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    say = partial(print, flush=True)
+    report = partial(print, flush=True)
     torch.set_num_threads(1)
     parts = measure_parts(arguments.rows, arguments.steps)
     total = sum(parts.values())
     for part, milliseconds in [*parts.items(), ("sum", total)]:
-        say(f"event=measured part={part} milliseconds_per_step={milliseconds:.3f}")
+        report(f"event=measured part={part} milliseconds_per_step={milliseconds:.3f}")
     served = measure_served(arguments.rows, arguments.streamed_tokens)
-    say(f"event=measured part=served streamed_tokens_per_second={served:.0f}")
+    report(f"event=measured part=served streamed_tokens_per_second={served:.0f}")
     result = {
         "host_milliseconds_per_step": round(total, 3),
         "parts": {part: round(milliseconds, 3) for part, milliseconds in parts.items()},
@@ -122,5 +122,5 @@ def main(argv: Sequence[str]) -> int:
         "rows": arguments.rows,
         "steps": arguments.steps,
     }
-    say(json.dumps(result))
+    report(json.dumps(result))
     return 0

@@ -90,7 +90,7 @@ async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, fl
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
     )
-    asked = time.monotonic()
+    sent = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + content)
     first, pieces = 0.0, []
@@ -102,7 +102,7 @@ async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, fl
     answer = b"".join(pieces)
     if not answer.startswith(b"HTTP/1.1 200") or b'"finish_reason":"length"' not in answer:
         raise RuntimeError(f"a stream ended early: {answer[:500]!r}")
-    return asked, first, end
+    return sent, first, end
 
 
 def serve_with(config: EngineConfig, engine_program: str) -> None:

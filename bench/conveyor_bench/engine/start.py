@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("processors", "starts", "streams", "tokens"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    say = partial(print, flush=True)
+    report = partial(print, flush=True)
     all_ = sorted(os.sched_getaffinity(0))
     if arguments.processors > len(all_):
         parser.error(f"--processors must be at most {len(all_)} here")
@@ -92,12 +92,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         for number in range(1, arguments.starts + 1):
             results.append(measure_start(arguments.model, ours, arguments.streams, arguments.tokens))
-            say(
+            report(
                 f"event=measured start={number} " + " ".join(f"{key}={value:.2f}" for key, value in results[-1].items())
             )
     finally:
         os.sched_setaffinity(0, set(all_))
-    say(json.dumps({key: _spread([each[key] for each in results]) for key in results[0]}))
+    report(json.dumps({key: _spread([each[key] for each in results]) for key in results[0]}))
     return 0
 
 

@@ -27,7 +27,7 @@ from tests.commits import PRESENT, Checkout, checked_out
 from tests.gateway.cluster import own_address
 from tests.gateway.process import GatewayProcess
 
-from conveyor_bench.gateway.command import GATEWAY_CORE, LOAD_CORE, Load, ask, measure_latency, pin, prepare
+from conveyor_bench.gateway.command import GATEWAY_CORE, LOAD_CORE, Load, measure_latency, pin, prepare, send
 from conveyor_bench.processes import Child
 from e2e.cluster.api import wait_until
 from e2e.cluster.control_plane import ControlPlane
@@ -56,7 +56,7 @@ async def measure(
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for url in urls.values():
             for _ in range(200):  # warm: connections, code
-                await ask(session, url)
+                await send(session, url)
         for number, order in enumerate(islice(cycle(permutations(urls)), rounds), start=1):
             for name in order:
                 gateway = gateways.get(name)

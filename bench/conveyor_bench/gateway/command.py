@@ -47,7 +47,7 @@ class Load:
 # The load
 
 
-async def ask(session: aiohttp.ClientSession, url: str) -> float:
+async def send(session: aiohttp.ClientSession, url: str) -> float:
     """Return the seconds until the whole answer has arrived. Raises RuntimeError if the answer is wrong."""
     began = time.perf_counter()
     async with session.post(url, data=PROMPT) as answer:
@@ -66,8 +66,8 @@ async def measure_latency(session: aiohttp.ClientSession, urls: dict[str, str], 
         for turn, (name, url) in enumerate(urls.items()):
             due = begin + (number + turn / len(urls)) / load.requests_per_second
             await asyncio.sleep(max(0.0, due - loop.time()))
-            tasks[name].append(asyncio.create_task(ask(session, url)))
-    return {name: await asyncio.gather(*asked) for name, asked in tasks.items()}
+            tasks[name].append(asyncio.create_task(send(session, url)))
+    return {name: await asyncio.gather(*group) for name, group in tasks.items()}
 
 
 async def measure_streams(session: aiohttp.ClientSession, url: str, load: Load) -> dict[str, float]:
@@ -101,14 +101,14 @@ async def measure_throughput(session: aiohttp.ClientSession, url: str, load: Loa
     end = time.perf_counter() + load.seconds / 4
     done = 0
 
-    async def go_on_asking() -> None:
+    async def keep_sending() -> None:
         nonlocal done
         while time.perf_counter() < end:
-            await ask(session, url)
+            await send(session, url)
             done += 1
 
     began = time.perf_counter()
-    await asyncio.gather(*(go_on_asking() for _ in range(load.concurrency)))
+    await asyncio.gather(*(keep_sending() for _ in range(load.concurrency)))
     return done / (time.perf_counter() - began)
 
 
@@ -116,7 +116,7 @@ async def measure(urls: dict[str, str], load: Load, cpu_seconds: Callable[[], Aw
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
         for url in urls.values():
-            await asyncio.gather(*(ask(session, url) for _ in range(50)))  # warm: connections, code
+            await asyncio.gather(*(send(session, url) for _ in range(50)))  # warm: connections, code
         before = await cpu_seconds()
         latencies = await measure_latency(session, urls, load)
         latency_cpu = (await cpu_seconds() - before) / load.seconds

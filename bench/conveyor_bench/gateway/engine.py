@@ -25,15 +25,15 @@ async def run_engine(address: str) -> None:
     """
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        asked = json.loads(await request.read())
+        body = json.loads(await request.read())
         reports = {USAGE_HEADER: USAGE} if USAGE_HEADER in request.headers else {}  # as Conveyor's engine does
-        if "events" not in asked:
+        if "events" not in body:
             return web.Response(body=ANSWER, content_type="application/json", headers=reports)
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reports})
         await stream.prepare(request)
-        pause_seconds = 1 / asked["rate"]
+        pause_seconds = 1 / body["rate"]
         due = asyncio.get_running_loop().time()
-        for number in range(asked["events"]):
+        for number in range(body["events"]):
             await stream.write(event(number))
             due += pause_seconds
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))

@@ -73,7 +73,7 @@ class Job:
         return output.read_bytes().count(b"\n") if output.exists() else 0
 
 
-async def ask(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> float:
+async def send(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> float:
     """Return the seconds until the whole answer has arrived. Raises RuntimeError without one."""
     began = time.monotonic()
     async with http.post(f"{url}/v1/completions", json=BODY, headers=headers) as answer:
@@ -90,7 +90,7 @@ async def measure_capacity(http: aiohttp.ClientSession, url: str, seconds: float
     async def go_on() -> None:
         nonlocal done
         while time.monotonic() < end:
-            await ask(http, url, {})
+            await send(http, url, {})
             done += 1
 
     began = time.monotonic()
@@ -102,12 +102,12 @@ async def arrive(
     http: aiohttp.ClientSession, url: str, rate: float, seconds: float, headers: dict[str, str]
 ) -> list[float]:
     """Send live requests for this long, and return the seconds that each one took."""
-    asked = list[asyncio.Task[float]]()
+    tasks = list[asyncio.Task[float]]()
     due, end = time.monotonic(), time.monotonic() + seconds
     while (due := due + random.expovariate(rate)) < end:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        asked.append(asyncio.create_task(ask(http, url, headers)))
-    return await asyncio.gather(*asked)
+        tasks.append(asyncio.create_task(send(http, url, headers)))
+    return await asyncio.gather(*tasks)
 
 
 async def measure(urls: dict[str, str], folder: Path, rounds: int, seconds: float) -> dict[str, Any]:

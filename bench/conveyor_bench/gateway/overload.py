@@ -60,7 +60,7 @@ class Outcome:
     retry_after: str | None
 
 
-async def ask(http: aiohttp.ClientSession, url: str, request_class: str, tokens: int) -> Outcome:
+async def send(http: aiohttp.ClientSession, url: str, request_class: str, tokens: int) -> Outcome:
     """Send a request and read its stream to the end. Raises RuntimeError if the stream was cut."""
     body = json.dumps({"prompt": "x" * 32, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
     began = time.monotonic()
@@ -83,7 +83,7 @@ async def keep_full(
 
     async def go_on() -> None:
         while time.monotonic() < end:
-            outcomes.append(await ask(http, url, request_class, sizes.tokens))
+            outcomes.append(await send(http, url, request_class, sizes.tokens))
 
     await asyncio.gather(*(go_on() for _ in range(clients)))
     return outcomes
@@ -91,13 +91,13 @@ async def keep_full(
 
 async def arrive(http: aiohttp.ClientSession, url: str, rate: float, sizes: Sizes) -> list[Outcome]:
     """Send requests in an open loop: `rate` requests a second, independent of the answers."""
-    asked: list[Awaitable[Outcome]] = []
+    sent: list[Awaitable[Outcome]] = []
     began = time.monotonic()
     for number in range(round(rate * sizes.seconds)):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
         request_class = LOW if number % ONE_OF else BEST
-        asked.append(asyncio.create_task(ask(http, url, request_class, sizes.tokens)))
-    return await asyncio.gather(*asked)
+        sent.append(asyncio.create_task(send(http, url, request_class, sizes.tokens)))
+    return await asyncio.gather(*sent)
 
 
 def count_per_second(outcomes: list[Outcome], seconds: float) -> float:

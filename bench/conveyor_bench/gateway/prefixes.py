@@ -115,7 +115,7 @@ KINDS: Final[dict[str, Callable[[Random], list[User]]]] = {
 }
 
 
-async def ask(http: aiohttp.ClientSession, url: str, messages: list[Message]) -> tuple[float, str]:
+async def send(http: aiohttp.ClientSession, url: str, messages: list[Message]) -> tuple[float, str]:
     """Return the seconds to the first token, and the answer. Raises RuntimeError without one."""
     body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
     began, first, answer = time.monotonic(), 0.0, ""
@@ -136,7 +136,7 @@ async def talk(http: aiohttp.ClientSession, url: str, user: User, random: Random
     for text in user.messages:
         await asyncio.sleep(random.expovariate(1 / PAUSE_SECONDS))
         messages.append({"role": "user", "content": text})
-        seconds, answer = await ask(http, url, messages)
+        seconds, answer = await send(http, url, messages)
         messages.append({"role": "assistant", "content": answer})
         took.append(seconds)
     return took

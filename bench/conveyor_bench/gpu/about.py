@@ -17,9 +17,9 @@ def describe(commit: str | None) -> dict[str, str]:
     """Return the description. commit: replaces git's answer, for a copy of the repository without a git folder."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "commit": commit or _said_by(["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]),
+        "commit": commit or _read_output(["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]),
         "device": _describe_device(),
-        "driver": _said_by(_NVIDIA_SMI),
+        "driver": _read_output(_NVIDIA_SMI),
         "CUDA": str(torch.version.cuda),
         "cores": str(os.cpu_count()),
         "load": f"{os.getloadavg()[0]:.1f}",
@@ -35,13 +35,13 @@ def _describe_device() -> str:
     return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} SMs"
 
 
-def _said_by(command: list[str]) -> str:
+def _read_output(command: list[str]) -> str:
     """Return the first line that the command prints; "unknown" if it fails."""
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return said.splitlines()[0] if said else "unknown"
+    return output.splitlines()[0] if output else "unknown"
 
 
 def _version(package: str) -> str:

@@ -43,24 +43,24 @@ def write_config(folder: Path, shape: str) -> Path:
     return folder
 
 
-def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
+def open_core(config: EngineConfig, report: Callable[[str], None]) -> EngineCore:
     """Open a core as the engine process does.
 
     On a GPU, steps overlap and graphs replay decodes. A rehearsal on the CPU imitates the graphs, but its steps do not
     overlap.
     """
     rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
-    runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)
-    return EngineCore(config, runner, say, overlap=runner.facts.device != "cpu")
+    runner = GenerateRunner(config, open_placement(config), report, make_model, capture=rehearsed)
+    return EngineCore(config, runner, report, overlap=runner.facts.device != "cpu")
 
 
 def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
     """Open a core. Returns it, the seconds until it was ready, and the lines that it reported."""
-    said: list[str] = []
+    lines: list[str] = []
     started = time.monotonic()
-    core = open_core(config, said.append)
+    core = open_core(config, lines.append)
     gc.freeze()  # as the engine process does, because collecting all loaded objects would delay a step
-    return core, time.monotonic() - started, said
+    return core, time.monotonic() - started, lines
 
 
 if __name__ == "__main__":

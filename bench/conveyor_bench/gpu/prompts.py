@@ -32,8 +32,8 @@ def run(results: Results, sizes: Sizes) -> None:
         longest = max(*sizes.first_tokens, sizes.beside.input_tokens + sizes.beside.output_tokens)
         lengths = [(longest, 1)] * (sizes.beside.requests + 2)
         with tempfile.TemporaryDirectory() as folder:
-            core, seconds, said = timed_core(build_config(write_config(Path(folder), shape), sizes, [lengths]))
-        results.row("start", shape=shape, seconds=seconds, said="; ".join(said))
+            core, seconds, log = timed_core(build_config(write_config(Path(folder), shape), sizes, [lengths]))
+        results.row("start", shape=shape, seconds=seconds, said="; ".join(log))
         for tokens in sizes.first_tokens:
             results.row("first tokens", shape=shape, tokens=tokens, **_first_token(core, shape, tokens, ceilings))
         results.row("steps", shape=shape, **_beside_decodes(core, shape, sizes.beside, sizes.one.input_tokens))

@@ -39,13 +39,13 @@ def run(results: Results, sizes: Sizes) -> None:
         _measure_alone(results, sizes, name)
         command = [sys.executable, "-m", __name__, name, sizes.device]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-            said: deque[str] = deque(maxlen=_LINES_SHOWN)
+            lines: deque[str] = deque(maxlen=_LINES_SHOWN)
             try:
                 port = served.wait_ready(server)
-                Thread(target=_read, args=(server, said), daemon=True).start()
+                Thread(target=_read, args=(server, lines), daemon=True).start()
                 asyncio.run(_measure(results, sizes.streams, port))
             except OSError as error:
-                raise RuntimeError(f"{error}; the server said last: {' '.join(said)}") from error
+                raise RuntimeError(f"{error}; the server said last: {' '.join(lines)}") from error
             finally:
                 server.terminate()
 
@@ -61,18 +61,18 @@ def _measure_alone(results: Results, sizes: Sizes, folder: str) -> None:
     free_cached_memory(torch.device(sizes.device))
 
 
-def _read(server: "subprocess.Popen[str]", said: deque[str]) -> None:
+def _read(server: "subprocess.Popen[str]", lines: deque[str]) -> None:
     """Read the server's log until the pipe is closed, so that the pipe never becomes full."""
     with contextlib.suppress(ValueError):
-        said.extend(server.stderr or ())
+        lines.extend(server.stderr or ())
 
 
 async def _measure(results: Results, batch: Batch, port: int) -> None:
     prompt = "x" * batch.input_tokens  # a byte is a token
     for number in range(_ROUNDS):
         times = await served.stream_all(port, batch.requests, batch.output_tokens, prompt)
-        seconds = max(end for _, _, end in times) - min(asked for asked, _, _ in times)
-        firsts = [first - asked for asked, first, _ in times]
+        seconds = max(end for _, _, end in times) - min(sent for sent, _, _ in times)
+        firsts = [first - sent for sent, first, _ in times]
         results.row(
             "streams",
             run=number + 1,

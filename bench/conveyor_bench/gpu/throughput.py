@@ -73,9 +73,9 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         config = build_config(write_config(Path(folder), shape), sizes, [lengths_of(requests) for requests in rounds])
         config = dataclasses.replace(config, kv_cache_dtype=kv_cache_dtype)
-        core, seconds, said = timed_core(config)
+        core, seconds, log = timed_core(config)
     what = {"shape": shape} if kv_cache_dtype == "auto" else {"shape": shape, "kv_cache": kv_cache_dtype}
-    results.row("start", **what, seconds=seconds, backend=core.facts.attention_backend, said="; ".join(said))
+    results.row("start", **what, seconds=seconds, backend=core.facts.attention_backend, said="; ".join(log))
     for number, requests in enumerate(rounds):
         run = run_requests(core, requests)
         results.row(

@@ -46,8 +46,8 @@ def _request(request_id: str, prompt: list[int], max_tokens: int, temperature: f
 
 def lengths_of(requests: Sequence[EngineRequest]) -> Lengths:
     """Return the lengths of requests and of their answers."""
-    asked = ((len(r.prompt_token_ids), r.params) for r in requests)
-    return [(length, params.max_tokens) for length, params in asked if params is not None]
+    lengths = ((len(r.prompt_token_ids), r.params) for r in requests)
+    return [(length, params.max_tokens) for length, params in lengths if params is not None]
 
 
 @dataclass(slots=True)

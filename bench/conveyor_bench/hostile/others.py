@@ -23,4 +23,4 @@ class Others(Child, Generic[Taken]):
 
     def read(self) -> Taken:
         """Return what was measured since the last call. Waits for unfinished requests."""
-        return self._taken(**json.loads(self.ask()))
+        return self._taken(**json.loads(self.send()))

@@ -31,25 +31,25 @@ def main(argv: Sequence[str]) -> int:
     for name in ("requests", "measured_requests", "processes"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    say = partial(print, flush=True)
+    report = partial(print, flush=True)
     results = page.read_results(arguments.out)
     sources = (arguments.only,) if arguments.only else SOURCES
     if "virtual" in sources:
         number = arguments.requests
-        results["virtual"] = virtual.run_all(number, min(number, virtual.LATENCY_REQUESTS), arguments.processes, say)
+        results["virtual"] = virtual.run_all(number, min(number, virtual.LATENCY_REQUESTS), arguments.processes, report)
     if "measured" in sources:
         from conveyor_bench.modes import measured  # needs torch, which virtual time does not
 
         number = arguments.measured_requests
         spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         with ProcessPoolExecutor(arguments.processes, spawn) as pool:
-            results["measured"] = measured.measure(number, min(number, measured.LATENCY_REQUESTS), pool, say)
+            results["measured"] = measured.measure(number, min(number, measured.LATENCY_REQUESTS), pool, report)
     page.write_results(arguments.out, results)
     if arguments.pictures:
         page.write_pictures(arguments.pictures, results)
     missed = [line for name, result in results.items() for line in find_misses(name, result)]
     for line in missed:
-        say(f"event=bar_missed {line}")
+        report(f"event=bar_missed {line}")
     return 1 if missed else 0
 
 

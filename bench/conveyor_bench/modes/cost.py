@@ -166,13 +166,13 @@ class Fitted:
         return [*hats, float(counts.context), counts.pairs]
 
 
-def _solve_non_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+def _solve_non_negative(rows: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Solve least squares. While a constant is negative, set the most negative one to 0 and solve again."""
     constants = np.zeros(rows.shape[1])
     free = [index for index in range(rows.shape[1]) if rows[:, index].any()]
     while free:
         scale = np.linalg.norm(rows[:, free], axis=0)
-        found = np.linalg.lstsq(rows[:, free] / scale, wanted, rcond=None)[0] / scale
+        found = np.linalg.lstsq(rows[:, free] / scale, values, rcond=None)[0] / scale
         if found.min() >= 0:
             constants[free] = found
             break

@@ -165,14 +165,14 @@ def run(setting: Setting, number: int, rate: float | None) -> dict[str, float]:
     }
 
 
-def run_all(number: int, say: Callable[[str], None]) -> dict[str, Any]:
+def run_all(number: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Return each setting's capacity, and its figures at shares of the capacity."""
     results: dict[str, Any] = {}
     for setting in SETTINGS:
         capacity = run(setting, number, None)["requests_per_second"]
         loads = {f"{share:.0%}": run(setting, number, share * capacity) for share in SHARES}
         results[setting.name] = {**asdict(setting), "capacity": capacity, "loads": loads}
-        say(f"event=simulated setting={setting.name.replace(' ', '-')} requests_per_second={capacity:.0f}")
+        report(f"event=simulated setting={setting.name.replace(' ', '-')} requests_per_second={capacity:.0f}")
     return {"settings": results, "device": DEVICE, "requests": number, "tokens": TOKENS}
 
 

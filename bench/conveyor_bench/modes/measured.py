@@ -163,7 +163,7 @@ class Model:
         return {name: open_runner(self.folder, self.dtype) for name in names}
 
 
-def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(number: int, latency_number: int, pool: Executor, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure everything in the processes of `pool`. Also returns what the cost model predicts for this machine."""
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
@@ -177,8 +177,8 @@ def measure(number: int, latency_number: int, pool: Executor, say: Callable[[str
         for cap, (figures, runs[cap]) in zip(CAPS, pool.map(partial(measure_cap, model, number), CAPS), strict=True):
             for name, each in figures.items():
                 cells[name][str(cap)] = each
-                say(f"event=measured mode={name} cap={cap} tokens_per_second={each['output_tokens_per_second']:.1f}")
-        latency = measure_latency(pool, partial(measure_rate, model, latency_number), cells, say)
+                report(f"event=measured mode={name} cap={cap} tokens_per_second={each['output_tokens_per_second']:.1f}")
+        latency = measure_latency(pool, partial(measure_rate, model, latency_number), cells, report)
     policy = cells.pop(_RESERVED)
     compared = compare(cells, policy)
     for cap, parts in compared["decomposition"].items():
@@ -230,7 +230,7 @@ def measure_latency(
     pool: Executor,
     measured_at: Callable[[float], dict[str, Figures]],
     cells: Mapping[str, Mapping[str, Figures]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, dict[str, Figures]]:
     """Measure every mode with Poisson arrivals. Returns the figures by requests per second and by mode."""
     busy = cells["continuous"][str(CAPS[-1])]
@@ -239,7 +239,9 @@ def measure_latency(
     by_rate = dict(zip(map(str, rates), pool.map(measured_at, rates), strict=True))
     for rate, modes in by_rate.items():
         for name, each in modes.items():
-            say(f"event=measured mode={name} rate={rate} ttft_p50={each['ttft_p50']:.2f} p99={each['latency_p99']:.2f}")
+            report(
+                f"event=measured mode={name} rate={rate} ttft_p50={each['ttft_p50']:.2f} p99={each['latency_p99']:.2f}"
+            )
     return by_rate
 
 

@@ -113,7 +113,7 @@ def run_system(names: tuple[str, str], number: int, latency_number: int) -> dict
     }
 
 
-def run_all(number: int, latency_number: int, processes: int, say: Callable[[str], None]) -> dict[str, Any]:
+def run_all(number: int, latency_number: int, processes: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Return figures for all devices and models.
 
     At the top level, `modes`, `ratios` and `latency` are for Anyscale's pair, which is the first.
@@ -125,7 +125,7 @@ def run_all(number: int, latency_number: int, processes: int, say: Callable[[str
         for (device, shape), result in zip(pairs, runs, strict=True):
             systems[f"{device}, {shape}"] = result
             ratios = " ".join(f"ratio_{cap}={ratio:.2f}" for cap, ratio in result["ratios"].items())
-            say(f"event=simulated device={device} model={shape} {ratios}")
+            report(f"event=simulated device={device} model={shape} {ratios}")
     first = next(iter(systems.values()))
     return {**first, "where": next(iter(systems)), "systems": systems, "method": method(number)}
 

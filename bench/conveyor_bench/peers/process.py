@@ -30,17 +30,17 @@ class PeerProcess:
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
         """Start a run. When this returns, the process has made room for the run."""
-        ready = self._ask({"prompts": prompts, "output_tokens": output_tokens})
+        ready = self._exchange({"prompts": prompts, "output_tokens": output_tokens})
         assert ready == 0, ready
         return self._run()
 
     def _run(self) -> Run:
-        while isinstance(reply := self._ask(None), int):
+        while isinstance(reply := self._exchange(None), int):
             yield reply
         outputs: Prompts = reply
         return outputs
 
-    def _ask(self, question: object) -> Any:
+    def _exchange(self, question: object) -> Any:
         """Send a line and return the answer. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

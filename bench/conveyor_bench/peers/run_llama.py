@@ -171,7 +171,7 @@ def main(model: str, dtype: str, threads: str) -> None:
     engine = Engine(path, dtype, int(threads))
     run: Iterator[Any] = iter(())
     for line in sys.stdin:
-        run = engine.start(**ask) if (ask := json.loads(line)) else run
+        run = engine.start(**options) if (options := json.loads(line)) else run
         print(json.dumps(next(run)), file=answers, flush=True)
 
 

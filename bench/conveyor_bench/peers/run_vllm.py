@@ -69,7 +69,7 @@ def main(folder: str, model: str, dtype: str, threads: str) -> None:
     engine = open_engine(model, dtype)
     run: Iterator[Any] = iter(())
     for line in sys.stdin:
-        run = start(engine, **ask) if (ask := json.loads(line)) else run
+        run = start(engine, **options) if (options := json.loads(line)) else run
         print(json.dumps(next(run)), file=answers, flush=True)
 
 

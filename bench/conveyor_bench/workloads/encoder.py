@@ -60,16 +60,16 @@ def build_embed() -> Job:
     return Job("vectors", "sentence-transformers", random_texts, write_encoder, open_engine, open_peer, sizes)
 
 
-def measure_job(job: Job, shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_job(job: Job, shape: str, dtype: str, limits: Limits, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure the seconds for all items with both systems. Exits if their numbers differ or the peer is missing."""
     if find_spec(job.peer.replace("-", "_")) is None:
         raise SystemExit(f"{job.peer} is missing: uv run --no-sync --with {job.peer} python -m ...")
     with TemporaryDirectory() as folder:
         compared = check_numbers(job, Path(folder))
-    say(f"event={job.what}_equal dtype=float32 model=tiny {job.what}={compared}: same as {job.peer}'")
+    report(f"event={job.what}_equal dtype=float32 model=tiny {job.what}={compared}: same as {job.peer}'")
     with TemporaryDirectory() as folder:
         job.write(Path(folder), shape)
-        say(f"event=model_written shape={shape}")
+        report(f"event=model_written shape={shape}")
         core = open_core(Path(folder), dtype)
         ours, theirs = job.open_engine(core, Path(folder)), job.open_peer(Path(folder), dtype)
     items = job.draw(0)
@@ -81,7 +81,7 @@ def measure_job(job: Job, shape: str, dtype: str, limits: Limits, say: Callable[
     }
     return {
         f"same_float32_{job.what}_as_{job.peer.replace('-', '_')}": True,
-        **measure_rounds(in_turns(runs, Limit(core.executor).slice), limits, say),
+        **measure_rounds(in_turns(runs, Limit(core.executor).slice), limits, report),
         "workload": {"model_shape": shape, "dtype": dtype, **job.about},
     }
 

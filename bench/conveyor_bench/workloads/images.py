@@ -44,18 +44,18 @@ SHAPES: Final[dict[str, Callable[[], PretrainedConfig]]] = {  # by --model-shape
 Pixels = npt.NDArray[np.float32]
 
 
-def measure_images(shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_images(shape: str, dtype: str, limits: Limits, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure the images per second of engine and forward, and their ratio. Exits if the logits differ."""
     with TemporaryDirectory() as folder:
         side = write_model(Path(folder), shape)
-        say(f"event=model_written shape={shape}")
+        report(f"event=model_written shape={shape}")
         for number_type in ("float32", dtype):
             core, forward = open_engine(folder, number_type), open_forward(folder, number_type)
             if number_type == "float32":
                 images = draw_images(BATCH, side, seed=1)
                 if np.abs(classify(core, images) - forward(images)).max() > 1e-4:
                     raise SystemExit("float32 logits differ from transformers': one of them is wrong here")
-                say(f"event=logits_equal dtype=float32 model={shape} images={BATCH}: same as transformers'")
+                report(f"event=logits_equal dtype=float32 model={shape} images={BATCH}: same as transformers'")
     images = draw_images(IMAGES, side, seed=0)
     batches = [images[start : start + BATCH] for start in range(0, IMAGES, BATCH)]
     classify(core, images)
@@ -81,7 +81,7 @@ def measure_images(shape: str, dtype: str, limits: Limits, say: Callable[[str], 
         for name, each in taken.items():
             seconds[name].append(each)
         ratios.append(taken["forward"] / taken["engine"])
-        say(f"event=measured round={len(ratios)} " + " ".join(f"{name}={each:.3f}" for name, each in taken.items()))
+        report(f"event=measured round={len(ratios)} " + " ".join(f"{name}={each:.3f}" for name, each in taken.items()))
     found = estimate(ratios)
     return {
         "same_float32_logits_as_transformers": True,

@@ -21,7 +21,7 @@ STEPS_BEFORE = 4  # with decodes, before the long prompt arrives
 
 
 def measure_long_prompt(
-    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
+    model: Path, dtype: str, vocab_size: int, limits: Limits, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure the longest gap between two tokens of a decoding request, and the times to both prompts' first tokens.
 
@@ -30,11 +30,11 @@ def measure_long_prompt(
     sizes = Workload(DECODING + 2, LONG_TOKENS, OUTPUT_TOKENS)
     uncut = int(LONG_TOKENS / LONG_PROMPT_SHARE)
     systems = {
-        OURS: Conveyor(model, dtype, sizes, say),
-        "no-chunks": Conveyor(model, dtype, sizes, say, max_num_batched_tokens=uncut),
+        OURS: Conveyor(model, dtype, sizes, report),
+        "no-chunks": Conveyor(model, dtype, sizes, report, max_num_batched_tokens=uncut),
     }
     workload = {"decoding": DECODING, "long_prompt": LONG_TOKENS, "short_prompt": SHORT_TOKENS}
-    return {**measure_engines(systems, partial(run, vocab_size), limits, say), "workload": workload}
+    return {**measure_engines(systems, partial(run, vocab_size), limits, report), "workload": workload}
 
 
 def run(vocab_size: int, conveyor: Conveyor, seed: int) -> Figures:

@@ -37,14 +37,14 @@ Start = Callable[[Sequence[Request]], Run]
 
 
 def measure_mixed(
-    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None], *, profile: bool = False
+    model: Path, dtype: str, vocab_size: int, limits: Limits, report: Callable[[str], None], *, profile: bool = False
 ) -> dict[str, Any]:
     """Measure both systems' useful tokens per second and their ratio.
 
     profile: also measure the times of the engine's parts, in another run.
     """
     sizes = Workload(BATCH, INPUT_TOKENS[1], OUTPUT_TOKENS[1])
-    conveyor = Conveyor(model, dtype, sizes, say, max_num_queued_requests=REQUESTS)
+    conveyor = Conveyor(model, dtype, sizes, report, max_num_queued_requests=REQUESTS)
     peer = HfStatic(model, dtype)
     systems: dict[str, Start] = {
         OURS: lambda requests: run_continuous(conveyor, requests),
@@ -55,7 +55,7 @@ def measure_mixed(
         list(start(warm))
     orders = cycle([list(systems), list(systems)[::-1]])
     limit = Limit(conveyor.runner).slice
-    whole = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, say)
+    whole = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, report)
     if profile:
         run = run_continuous(conveyor, random_requests(vocab_size, -1))
         whole["profile"] = summarise_run(measure_run(conveyor, run), limit(0).seconds)

@@ -16,16 +16,16 @@ REQUESTS, SHARED_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 32, 512, 32, 32
 
 
 def measure_prefix(
-    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
+    model: Path, dtype: str, vocab_size: int, limits: Limits, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure the seconds to the median request's first token, and to the end. Each round has new prompts."""
     sizes = Workload(REQUESTS, SHARED_TOKENS + OWN_TOKENS, OUTPUT_TOKENS)
     systems = {
-        OURS: Conveyor(model, dtype, sizes, say),
-        "no-prefix-caching": Conveyor(model, dtype, sizes, say, prefix_caching=False),
+        OURS: Conveyor(model, dtype, sizes, report),
+        "no-prefix-caching": Conveyor(model, dtype, sizes, report, prefix_caching=False),
     }
     workload = {"requests": REQUESTS, "shared": SHARED_TOKENS, "own": OWN_TOKENS, "output_tokens": OUTPUT_TOKENS}
-    return {**measure_engines(systems, partial(run, vocab_size), limits, say), "workload": workload}
+    return {**measure_engines(systems, partial(run, vocab_size), limits, report), "workload": workload}
 
 
 def random_prompts(vocab_size: int, seed: int) -> Prompts:

@@ -40,13 +40,16 @@ class Limits:
 
 
 def measure_engines(
-    engines: Mapping[str, Conveyor], run: Callable[[Conveyor, int], Figures], limits: Limits, say: Callable[[str], None]
+    engines: Mapping[str, Conveyor],
+    run: Callable[[Conveyor, int], Figures],
+    limits: Limits,
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure whole runs of engines in turns, after one run of each to warm up. `run` gets the round's number."""
     runs = {name: partial(run, engine) for name, engine in engines.items()}
     for warm_up in runs.values():
         warm_up(-1)
-    return measure_rounds(in_turns(runs, Limit(engines[OURS].runner).slice), limits, say)
+    return measure_rounds(in_turns(runs, Limit(engines[OURS].runner).slice), limits, report)
 
 
 def in_turns(systems: Mapping[str, Callable[[int], Figures]], limit: Beside) -> Callable[[int], Round]:
@@ -74,7 +77,7 @@ def _sample(run: Callable[[int], Figures], number: int) -> Sample:
     return Sample(figures, stolen_share(before, processor_ticks()))
 
 
-def measure_rounds(one_round: Callable[[int], Round], limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_rounds(one_round: Callable[[int], Round], limits: Limits, report: Callable[[str], None]) -> dict[str, Any]:
     """Return each system's median figures. For each peer, also returns its figures divided by ours, with the spread.
 
     A further round begins only if a round as long as the longest so far would end within the budget.
@@ -83,11 +86,11 @@ def measure_rounds(one_round: Callable[[int], Round], limits: Limits, say: Calla
     while len(rounds) < limits.rounds and not _is_settled(rounds):
         started = time.monotonic()
         if rounds and started - begun + longest > limits.budget_seconds:
-            say(f"event=budget_spent rounds={len(rounds)} of={limits.rounds}")
+            report(f"event=budget_spent rounds={len(rounds)} of={limits.rounds}")
             break
         rounds.append(one_round(len(rounds)))
         longest = max(longest, time.monotonic() - started)
-        say(f"event=measured round={len(rounds)} " + " ".join(_describe(*pair) for pair in rounds[-1].items()))
+        report(f"event=measured round={len(rounds)} " + " ".join(_describe(*pair) for pair in rounds[-1].items()))
     return _summarise(rounds)
 
 

@@ -73,7 +73,7 @@ class Stage:
         sent = f"GET /{TENANT}/{service}{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         return await self.connect(self.gateway.port, sent, address=address)
 
-    def ask_again(self, client: socket.socket, service: str, path: str) -> None:
+    def send_again(self, client: socket.socket, service: str, path: str) -> None:
         """Request the page again after each answer, in the background."""
         sent = f"GET /{TENANT}/{service}{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
@@ -255,7 +255,7 @@ async def pages_of_a_silent_service(stage: Stage) -> None:
     """Request a page on more connections than there may be, and again after each answer."""
 
     async def send(number: int) -> None:
-        stage.ask_again(await stage.get(OF_TENANT[0], "/health"), OF_TENANT[0], "/health")
+        stage.send_again(await stage.get(OF_TENANT[0], "/health"), OF_TENANT[0], "/health")
 
     await at_rate(stage, 2060, send)
 
