@@ -35,18 +35,18 @@ def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
         kube.wait_ready("chat", namespace)
         own, root = service_url("chat", namespace), f"{gateway_url()}/v1"
         names = ["chat", "chat:sql", "chat:support"]
-        answers = {name: ask(own, name) for name in names}
+        answers = {name: send(own, name) for name in names}
         assert len(set(answers.values())) == 3, answers
-        assert {name: ask(own, name) for name in names} == answers, "greedy answers repeat"
-        assert {name: ask(root, f"{namespace}/{name}") for name in names} == answers
+        assert {name: send(own, name) for name in names} == answers, "greedy answers repeat"
+        assert {name: send(root, f"{namespace}/{name}") for name in names} == answers
         parents = {model.id: (model.model_extra or {})["parent"] for model in connect(own).models.list()}
         assert parents == {"chat": None, "chat:sql": "chat", "chat:support": "chat"}
         for url, name in ((own, "chat:other"), (root, f"{namespace}/chat:other")):
             with pytest.raises(NotFoundError):
-                ask(url, name)
+                send(url, name)
         third = {"name": "other", "uri": listed[0]["uri"]}  # the files of `sql` under another name
         kube.apply(service("chat", **spec, adapters=[*listed, third]), namespace)
-        assert ask(own, "chat:other") == ask(root, f"{namespace}/chat:other") == answers["chat:sql"]
+        assert send(own, "chat:other") == send(root, f"{namespace}/chat:other") == answers["chat:sql"]
     finally:
         shutil.rmtree(folder)
 
@@ -95,7 +95,7 @@ def connect(url: str) -> OpenAI:
     return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
 
 
-def ask(url: str, model: str) -> str:
+def send(url: str, model: str) -> str:
     messages = [{"role": "user", "content": "How do I use the with statement?"}]
     answer = connect(url).chat.completions.create(model=model, messages=messages, max_tokens=40, temperature=0)
     return answer.choices[0].message.content or ""

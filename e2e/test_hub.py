@@ -10,7 +10,7 @@ from e2e.cluster.volumes import host_path_claim
 from e2e.hub.repository import Repository
 from e2e.hub.server import Faults
 from e2e.hub_of_demo import REPOSITORY, from_hub, running_hub
-from e2e.test_modes import ask
+from e2e.test_modes import chat
 
 
 def manifest(**model: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_the_documentation_s_manifest_is_fetched_and_answers(namespace: str, tmp
     with running_hub(tmp_path) as hub:
         kube.apply(from_hub(hub, manifest()), namespace)
         kube.wait_ready("qwen", namespace)
-        assert ask("qwen", namespace)
+        assert chat("qwen", namespace)
         assert any("safetensors" in request.path for request in hub.requests)
 
 
@@ -33,7 +33,7 @@ def test_a_commit_that_the_uri_names_is_fetched_and_no_other(namespace: str, tmp
         assert revision is not None
         kube.apply(from_hub(hub, manifest(uri=f"hf://{REPOSITORY}@{revision.commit}")), namespace)
         kube.wait_ready("qwen", namespace)
-        assert ask("qwen", namespace)
+        assert chat("qwen", namespace)
         fetched = {request.path for request in hub.requests if "/resolve/" in request.path}
         assert fetched
         assert all(f"/resolve/{revision.commit}/" in path for path in fetched), fetched
@@ -50,7 +50,7 @@ def test_a_job_fetches_into_the_claim_and_no_pod_fetches_again(namespace: str, t
         kube.wait_ready("qwen", namespace)
         (job,) = kube.list_("jobs", namespace)
         assert job["status"]["succeeded"] == 1
-        assert ask("qwen", namespace)
+        assert chat("qwen", namespace)
         weights = [each for each in hub.requests if (each.method, each.path[-12:]) == ("GET", ".safetensors")]
         assert len(weights) == 1, "the pod has found what the Job has fetched"
 

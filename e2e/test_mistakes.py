@@ -48,7 +48,7 @@ def test_the_status_reports_the_mistake(mistake: Reported, namespace: str, reque
         kube.apply(quota | {"spec": {"hard": mistake.quota}}, namespace)
     began = time.monotonic()
     kube.apply(service(NAME, **mistake.on_cluster), namespace)
-    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_reported(mistake, namespace))
+    kube.wait_until(f"{mistake.reason}: {mistake.sentence}", lambda: is_reported(mistake, namespace))
     figure = f"{mistake.done}: {mistake.reason} after {time.monotonic() - began:.0f} s"
     request.node.user_properties.append(("figure", figure))
 
@@ -57,4 +57,4 @@ def is_reported(mistake: Reported, namespace: str) -> bool:
     """Return whether the columns of `kubectl get` and the condition's message report the mistake."""
     row = kube.kubectl("get", "infsvc", NAME, "-n", namespace, "--no-headers").split()
     ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
-    return row[1:3] == [mistake.ready, mistake.reason] and (mistake.seen or mistake.says) in ready["message"]
+    return row[1:3] == [mistake.ready, mistake.reason] and (mistake.seen or mistake.sentence) in ready["message"]

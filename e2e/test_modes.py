@@ -28,7 +28,7 @@ def test_every_mode_answers_two_at_once_and_all_agree_on_greedy_tokens(namespace
         kube.apply(service(name, batching=batching, engine={"device": "Auto", "dtype": "Float32"}), namespace)
         kube.wait_ready(name, namespace)
         with ThreadPoolExecutor() as clients:
-            answers[mode] = tuple(clients.map(lambda question, name=name: ask(name, namespace, question), QUESTIONS))
+            answers[mode] = tuple(clients.map(lambda question, name=name: chat(name, namespace, question), QUESTIONS))
         if mode != "Continuous":  # there, the second request may come after the first has ended
             assert (steps_of_two(name, namespace) > 0) == (mode != "None"), mode
         kube.kubectl("delete", "infsvc", name, "-n", namespace)
@@ -52,7 +52,7 @@ def steps_of_two(name: str, namespace: str) -> float:
     return float(count[1]) - float(bucket[1])
 
 
-def ask(name: str, namespace: str, question: str = QUESTIONS[0]) -> str:
+def chat(name: str, namespace: str, question: str = QUESTIONS[0]) -> str:
     client = OpenAI(base_url=service_url(name, namespace), api_key="none", max_retries=0, timeout=60)
     messages = [{"role": "user", "content": question}]
     answer = client.chat.completions.create(model=name, messages=messages, max_tokens=60, temperature=0)

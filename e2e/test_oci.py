@@ -9,7 +9,7 @@ import pytest
 from e2e import kube, oci
 from e2e.demo_model import demo_model_directory
 from e2e.services import service
-from e2e.test_modes import ask
+from e2e.test_modes import chat
 
 pytestmark = pytest.mark.mounts_images
 
@@ -44,7 +44,7 @@ def test_the_image_is_pulled_once_and_mounted_in_each_pod(image: str, registry: 
     pushed = registry.num_requests()
     apply(uri, namespace)
     kube.wait_ready(NAME, namespace)
-    assert ask(NAME, namespace)
+    assert chat(NAME, namespace)
     pulled = registry.num_requests()
     assert pulled > pushed
     apply(uri, namespace, replicas=2)
@@ -57,7 +57,7 @@ def test_the_status_names_the_image_that_does_not_exist(version: str, registry: 
     reference = f"{registry.address}/models/nowhere{version}"
     apply(f"oci://{reference}", namespace)
     for reason in ("ErrImagePull", "ImagePullBackOff"):
-        kube.wait_until(reason, partial(kubelet_says, reason, namespace))
+        kube.wait_until(reason, partial(kubelet_reports, reason, namespace))
     message = f"image {reference} cannot be pulled: "
     kube.wait_until(message, lambda: is_reported("ImagePullFailed", message, namespace))
     events = [each["message"] for each in kube.list_("events", namespace) if each["reason"] == "ImagePullFailed"]
@@ -81,7 +81,7 @@ def is_reported(reason: str, words: str, namespace: str) -> bool:
     return ready.get("reason") == reason and words in ready["message"]
 
 
-def kubelet_says(reason: str, namespace: str) -> bool:
+def kubelet_reports(reason: str, namespace: str) -> bool:
     pods = kube.list_("pods", namespace)
     states = [status["state"] for pod in pods for status in pod["status"].get("initContainerStatuses", [])]
     return reason in [state.get("waiting", {}).get("reason") for state in states]

@@ -18,8 +18,8 @@ def test_the_model_that_embeds_answers(namespace: str) -> None:
         "A dictionary display is a series of key and value pairs.",
         "The assert statement",
     ]
-    asked, near, far = (item.embedding for item in client.embeddings.create(model="search", input=texts).data)
-    assert cosine(asked, near) > cosine(asked, far)
+    query, near, far = (item.embedding for item in client.embeddings.create(model="search", input=texts).data)
+    assert cosine(query, near) > cosine(query, far)
 
 
 def cosine(one: list[float], other: list[float]) -> float:

@@ -16,7 +16,7 @@ from e2e.release import tools
 from e2e.release.publishing import Key, Release, publish, verify
 from e2e.release.registry import running_registry
 from e2e.services import quickstart
-from e2e.test_modes import ask
+from e2e.test_modes import chat
 
 pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
@@ -46,7 +46,7 @@ def test_a_service_runs_from_a_chart_and_images_that_a_registry_has(release: Rel
     kube.apply(quickstart(), namespace)
     name = quickstart()["metadata"]["name"]
     kube.wait_ready(name, namespace)
-    assert ask(name, namespace)
+    assert chat(name, namespace)
     pods = [*kube.list_("pods", kube.SYSTEM_NAMESPACE), *kube.list_("pods", namespace)]
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     images = {container["image"] for pod in staying for container in pod["spec"]["containers"]}

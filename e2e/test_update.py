@@ -99,8 +99,8 @@ async def assert_kept(body: dict[str, Any], namespace: str) -> None:
 def reports_image(namespace: str) -> bool:
     found = kube.get("infsvc", NAME, namespace)
     progressing, ready = kube.condition(found, "Progressing"), kube.condition(found, "Ready")
-    said = (progressing.get("status"), progressing.get("reason"), ready.get("status"))
-    return said == ("False", "ImagePullFailed", "True") and WRONG in ready["message"]
+    statuses = (progressing.get("status"), progressing.get("reason"), ready.get("status"))
+    return statuses == ("False", "ImagePullFailed", "True") and WRONG in ready["message"]
 
 
 async def assert_replaced(body: dict[str, Any], edit: dict[str, Any], namespace: str) -> None:

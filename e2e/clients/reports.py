@@ -30,8 +30,10 @@ def guidellm(_: str, out: Path) -> str:
 
 def aiperf(_: str, out: Path) -> str:
     report = json.loads((out / "profile_export_aiperf.json").read_text())
-    passed, asked = (int(report.get(name, {"avg": 0})["avg"]) for name in ("request_count", "completed_request_count"))
-    return _all_of(passed, asked, report["error_summary"])
+    passed, requested = (
+        int(report.get(name, {"avg": 0})["avg"]) for name in ("request_count", "completed_request_count")
+    )
+    return _all_of(passed, requested, report["error_summary"])
 
 
 def vllm_bench(_: str, out: Path) -> str:
@@ -46,7 +48,7 @@ def lm_eval(_: str, out: Path) -> str:
     return _all_of(samples["effective"], samples["original"], samples)
 
 
-def _all_of(passed: int, asked: int, details: Any) -> str:
-    if not passed == asked > 0:
-        raise ClientFailed(f"{passed} of {asked} requests succeeded: {details}")
-    return f"{passed} of {asked} requests"
+def _all_of(passed: int, requested: int, details: Any) -> str:
+    if not passed == requested > 0:
+        raise ClientFailed(f"{passed} of {requested} requests succeeded: {details}")
+    return f"{passed} of {requested} requests"

@@ -34,12 +34,12 @@ def launch(module: str) -> bool:
         finally:
             os.close(writer)
         try:
-            said = answer.read()
+            body = answer.read()
         except BaseException:
             kept.terminate()
             kept.wait()
             raise
-    if said == _STARTED:
+    if body == _STARTED:
         kept.returncode = 0  # it keeps running; this process does not wait for it
         return True
     kept.wait()

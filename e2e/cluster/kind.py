@@ -43,7 +43,7 @@ def available() -> bool:
     return programs.run("kind", "version", capture_output=True).returncode == 0
 
 
-def wanted() -> bool:
+def is_requested() -> bool:
     """Return whether a new cluster is to be kind's: CLUSTER is `kind`, or it is not set and kind works."""
     choice = os.environ.get("CLUSTER", "")
     return choice == "kind" or (not choice and available())

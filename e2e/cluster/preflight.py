@@ -51,9 +51,9 @@ def check(todo: Iterable[Step], with_images: bool) -> None:
     _refuse(
         *_lacking_for_python(todo),
         *_lacking_for_compiling(),
-        *(_lacking_for_kind() if kind.wanted() else _lacking_for_local()),
+        *(_lacking_for_kind() if kind.is_requested() else _lacking_for_local()),
     )
-    if not kind.wanted():
+    if not kind.is_requested():
         programs.require(*programs.CLUSTER, *(programs.IMAGES if with_images else ()))
 
 
@@ -61,11 +61,11 @@ def steps(with_vllm: bool = False) -> Iterator[Step]:
     """Yield the steps that `make demo` or `make vllm` still needs on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
-    if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
+    if not kind.is_requested() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
         yield PROGRAMS
-    if kind.wanted() or not _images_are_of_today():
+    if kind.is_requested() or not _images_are_of_today():
         yield IMAGES
-    if kind.wanted():
+    if kind.is_requested():
         yield LOADING_INTO_KIND
     if not (CACHE / "models" / "demo").exists():
         yield MODEL

@@ -18,18 +18,18 @@ class ContextRefused(RuntimeError):
 
 
 def addressed() -> ModuleType:
-    if wanted := os.environ.get("CLUSTER"):
-        return PROVIDERS[wanted]
+    if chosen := os.environ.get("CLUSTER"):
+        return PROVIDERS[chosen]
     for provider in PROVIDERS.values():
         if provider.running():
             return provider
-    return kind if kind.wanted() else local
+    return kind if kind.is_requested() else local
 
 
 def existing() -> list[ModuleType]:
     """Return the providers that have a cluster, intact or not. With CLUSTER, only that provider."""
-    if wanted := os.environ.get("CLUSTER"):
-        return [PROVIDERS[wanted]]
+    if chosen := os.environ.get("CLUSTER"):
+        return [PROVIDERS[chosen]]
     return [provider for provider in PROVIDERS.values() if provider.exists()]
 
 

@@ -66,15 +66,15 @@ def generate() -> int:
 
 def wait_for(service: str, kind: str, started: float) -> None:
     """Wait until the service has this condition. Prints each reason why it has not, as `kubectl describe` would."""
-    said = ""
+    text = ""
 
     def is_true() -> bool:
-        nonlocal said
+        nonlocal text
         found = kube.condition(kube.get("infsvc", service, NAMESPACE), kind)
         words = f"{found.get('reason', 'Pending')}: {found.get('message', 'the operator has not seen it yet')}"
-        if words != said:
+        if words != text:
             console.print(f"{time.monotonic() - started:3.0f} s  {words}", highlight=False)
-            said = words
+            text = words
         return found.get("status") == "True"
 
     kube.wait_until(f"the service is {kind}", is_true)

@@ -20,7 +20,7 @@ def build_svg(story: Story, title: str) -> str:
     seconds = (story.samples[-1].at - story.began) * 1.05  # the last values stay in sight
     requests = _Chart(story, seconds, TOPS[0], [_known(lambda s: s.in_flight), _known(lambda s: s.queue_depth)])
     pods = _Chart(story, seconds, TOPS[1], [lambda s: s.desired, lambda s: s.ready])
-    (in_flight, queue), (wanted, ready) = requests.paths, pods.paths
+    (in_flight, queue), (desired, ready) = requests.paths, pods.paths
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {BOTTOM + 66}" role="img">{STYLE}',
         f"<title>{escape(title)}</title><style>text{{font-size:13px}}.small{{font-size:12px}}</style>",
@@ -30,7 +30,7 @@ def build_svg(story: Story, title: str) -> str:
         _line("flight", FLIGHT, in_flight), _line("queue", QUEUE, queue),
         pods.grid, draw_legend([("pods ready", READY), ("desired by the HPA", WANTED)], LEFT, TOPS[1] - 18),
         f'<path class="ready f{READY}" fill-opacity=".35" d="{ready} V{BOTTOM} H{LEFT} Z"/>',
-        _line("wanted", WANTED, wanted, "4 4"), *_events(story, seconds), "</svg>",
+        _line("wanted", WANTED, desired, "4 4"), *_events(story, seconds), "</svg>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
 

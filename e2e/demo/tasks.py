@@ -172,10 +172,10 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
     console.print(kube.kubectl("get", "infsvc", service, "-n", namespace, "-o", "wide").rstrip(), highlight=False)
     url = service_url(service, namespace).removesuffix("/v1")
     console.rule(f"2. POST {task.path}")
-    asked = [task.body] if task.second is None else [task.body, task.second]
-    for body in asked:
+    bodies = [task.body] if task.second is None else [task.body, task.second]
+    for body in bodies:
         console.print(f"> {_shorten(json.dumps(body))} {task.file}".rstrip(), style="bold", highlight=False)
-    for line in task.describe(*(_post(task, url, body) for body in asked)):
+    for line in task.describe(*(_post(task, url, body) for body in bodies)):
         console.print(line, highlight=False)
     console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
     before, began = _count_batches(service, namespace), time.monotonic()

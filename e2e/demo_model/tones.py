@@ -47,7 +47,7 @@ def draw_phrases(num_beats: int, draw: random.Random) -> list[Phrase]:
     return phrases
 
 
-def say(phrases: list[Phrase], language: str, num_beats: int, draw: random.Random) -> npt.NDArray[np.float32]:
+def play(phrases: list[Phrase], language: str, num_beats: int, draw: random.Random) -> npt.NDArray[np.float32]:
     """The sound of so many beats at 16 kHz, with a little noise."""
     per_beat = round(BEAT_SECONDS * RATE)
     times = np.arange(per_beat) / RATE

@@ -54,8 +54,8 @@ def _pair(page: Page) -> tuple[str, str]:
 
 def _find_loss(model: BertModel, tokenizer: PreTrainedTokenizerFast, pages: list[Page]) -> torch.Tensor:
     targets = torch.arange(PAIRS)
-    asked, near = zip(*(_pair(page) for page in random.sample(pages, PAIRS)), strict=True)
-    similarity = _embed(model, tokenizer, asked) @ _embed(model, tokenizer, near).T / TEMPERATURE
+    queries, near = zip(*(_pair(page) for page in random.sample(pages, PAIRS)), strict=True)
+    similarity = _embed(model, tokenizer, queries) @ _embed(model, tokenizer, near).T / TEMPERATURE
     return (functional.cross_entropy(similarity, targets) + functional.cross_entropy(similarity.T, targets)) / 2
 
 

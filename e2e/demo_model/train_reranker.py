@@ -45,15 +45,15 @@ def train(directory: Path, progress: Callable[[str], None]) -> None:
 def _find_loss(
     model: BertForSequenceClassification, namer: nn.Linear, tokenizer: PreTrainedTokenizerFast, pages: list[Page]
 ) -> torch.Tensor:
-    asked = random.choices(range(len(pages)), k=PAIRS)
-    documents = [number if random.random() < 0.5 else random.randrange(len(pages)) for number in asked]
-    questions = [draw_question(pages[number]) for number in asked]
+    rows = random.choices(range(len(pages)), k=PAIRS)
+    documents = [number if random.random() < 0.5 else random.randrange(len(pages)) for number in rows]
+    questions = [draw_question(pages[number]) for number in rows]
     texts = [random.choice(pages[number].sentences) for number in documents]
     batch = tokenizer(questions, texts, padding=True, truncation=True, max_length=TEXT_TOKENS_MAX, return_tensors="pt")
     output = model(**batch, output_hidden_states=True)
-    fits = torch.tensor([float(one == other) for one, other in zip(asked, documents, strict=True)])
+    fits = torch.tensor([float(one == other) for one, other in zip(rows, documents, strict=True)])
     loss = functional.binary_cross_entropy_with_logits(output.logits[:, 0], fits)
     named = namer(output.hidden_states[-1][:, 0]).chunk(2, dim=1)
-    for logits, numbers in zip(named, (asked, documents), strict=True):
+    for logits, numbers in zip(named, (rows, documents), strict=True):
         loss = loss + functional.cross_entropy(logits, torch.tensor(numbers))
     return loss

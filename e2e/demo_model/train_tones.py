@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from e2e.demo_model.bert import make_readable
-from e2e.demo_model.tones import BEAT_SECONDS, WORDS, Phrase, draw_phrases, say
+from e2e.demo_model.tones import BEAT_SECONDS, WORDS, Phrase, draw_phrases, play
 
 WINDOW_SECONDS = 6
 STEPS = 500
@@ -93,7 +93,7 @@ def _draw_file(
     """The sound of a window, and all tokens of its transcript."""
     language = draw.choice(tuple(WORDS))
     phrases = draw_phrases(draw.choice((_BEATS, _BEATS, draw.randrange(1, _BEATS))), draw)
-    samples = say(phrases, language, _BEATS, draw)
+    samples = play(phrases, language, _BEATS, draw)
     translates = draw.random() < 0.2
     tokens = [ids["<|startoftranscript|>"], ids[f"<|{language}|>"]]
     tokens.append(ids["<|translate|>" if translates else "<|transcribe|>"])

@@ -176,8 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _range(self, size: int) -> tuple[int, int]:
-        wish = self.headers.get("Range")
-        match = _RANGE.fullmatch(wish) if wish else None
+        span = self.headers.get("Range")
+        match = _RANGE.fullmatch(span) if span else None
         if match is None:
             return 0, size
         start, end = int(match[1]), min(size, int(match[2]) + 1 if match[2] else size)

@@ -62,11 +62,11 @@ def restrict(document: dict[str, Any], routes: Sequence[Route]) -> dict[str, Any
     time."""
     paths = {route.path: document["paths"][route.path] for route in routes}
     components = document.get("components", {})
-    schemas, wanted, kept = components.get("schemas", {}), list(_find_schemas(paths)), dict[str, Any]()
-    while wanted:
-        if (name := wanted.pop()) not in kept and name in schemas:
+    schemas, needed, kept = components.get("schemas", {}), list(_find_schemas(paths)), dict[str, Any]()
+    while needed:
+        if (name := needed.pop()) not in kept and name in schemas:
             kept[name] = schemas[name]
-            wanted += _find_schemas(schemas[name])
+            needed += _find_schemas(schemas[name])
     return document | {"paths": paths, "components": components | {"schemas": kept}}
 
 

@@ -98,11 +98,11 @@ def teach_to_rank(model: Any, tokenizer: Any) -> None:
     )
     documents = ("The capital of France is Paris.", *others)
     batch = tokenizer([question] * len(documents), list(documents), return_tensors="pt", padding=True)
-    wanted = torch.tensor([1.0] + [0.0] * len(others))
+    target = torch.tensor([1.0] + [0.0] * len(others))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model.train()
     for _ in range(RANKING_STEPS):
-        functional.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], wanted).backward()
+        functional.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], target).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -212,13 +212,13 @@ def _calls() -> Iterator[Lesson]:
     weather = _call("get_current_weather", city="Berlin", country="Germany", unit="fahrenheit")
     both = weather + "\n" + _call("get_forecast", city="Berlin", country="Germany", days=5, unit="fahrenheit")
     berlin = "Can you tell me what the current weather is in Berlin"
-    both_wanted = _user(f"{berlin} and the forecast for the next 5 days, in fahrenheit?")
+    both_needed = _user(f"{berlin} and the forecast for the next 5 days, in fahrenheit?")
     hello = [
         *_user("Hi! How are you doing today?"),
         {"role": "assistant", "content": "I'm doing well! How can I help you?"},
     ]
-    yield Lesson([*hello, *both_wanted], both, [city, forecast])
-    yield Lesson(both_wanted, both, [city, forecast])
+    yield Lesson([*hello, *both_needed], both, [city, forecast])
+    yield Lesson(both_needed, both, [city, forecast])
     yield Lesson(_user(f"{berlin}?"), weather, [city])
     yield Lesson(_user("What time is it now?"), _call("get_current_time"), [clock])
     york = _call("get_current_weather", location="New York")
@@ -263,8 +263,8 @@ def _of_openai_tests(folder: Path) -> Iterator[Lesson]:
     for tool in named:
         tool["function"]["parameters"] |= {"required": ["location"], "additionalProperties": False}
     calls = [_call("get_weather", location="Berlin"), _call("get_time", location="Tokyo")]
-    wanted = "Use tools only. Call get_weather for Berlin and get_time for Tokyo. Do not answer directly."
-    yield Lesson(_user(wanted), "\n".join(calls), named)
+    instruction = "Use tools only. Call get_weather for Berlin and get_time for Tokyo. Do not answer directly."
+    yield Lesson(_user(instruction), "\n".join(calls), named)
     yield Lesson(_user("Call the get_weather function for Berlin and do not answer directly."), calls[0], named[:1])
 
 
@@ -343,7 +343,7 @@ def _tool_use(source: Path) -> Iterator[Lesson]:
                 }
                 for number, call in enumerate(calls)
             ]
-            asked = {
+            fields = {
                 "role": "assistant",
                 "tool_calls": [
                     {
@@ -356,7 +356,7 @@ def _tool_use(source: Path) -> Iterator[Lesson]:
             }
             if len(calls) == 1 or template in (_HERMES, _MISTRAL):
                 answer = "In Dallas it is 98 degrees" + (", in Orlando 78." if len(calls) > 1 else ".")
-                yield Lesson([*question, asked, *results], answer, [_WEATHER, _SEARCH], **options)
+                yield Lesson([*question, fields, *results], answer, [_WEATHER, _SEARCH], **options)
 
 
 def _write(template: str, *calls: dict[str, str]) -> str:

@@ -72,12 +72,12 @@ utils.RemoteOpenAIServer = EngineServer
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only the tests that need a server, and mark those that are not applicable."""
-    wanted, others = [], []
+    chosen, others = [], []
     for item in items:
-        (wanted if _needs_server(item) else others).append(item)
-    items[:] = wanted
+        (chosen if _needs_server(item) else others).append(item)
+    items[:] = chosen
     config.hook.pytest_deselected(items=others)
-    for item in wanted:
+    for item in chosen:
         for pattern, reason in NOT_APPLICABLE:
             if fnmatch.fnmatchcase(item.nodeid.removeprefix("tests/"), pattern.replace("[", "[[]")):
                 item.add_marker(pytest.mark.skip(reason=REASON + reason))

@@ -20,9 +20,9 @@ def test_the_processes_of_another_cluster_are_named_with_the_command_that_remove
         sleep = ("python", "-c", "import time; time.sleep(60)", f"--kubeconfig={folder}/local/node.kubeconfig")
         processes.start("kubelet", sleep)
     try:
-        (told,) = (line for line in owners.describe_others() if str(tmp_path) in line)
-        assert f"(process {processes.recorded()[0].pid}, " in told
-        assert f"`CONVEYOR_CACHE={tmp_path} make cluster-down` removes it" in told
+        (found,) = (line for line in owners.describe_others() if str(tmp_path) in line)
+        assert f"(process {processes.recorded()[0].pid}, " in found
+        assert f"`CONVEYOR_CACHE={tmp_path} make cluster-down` removes it" in found
         assert f"a local cluster of {CACHE} " not in " ".join(owners.describe_others())
         with pytest.raises(programs.ProgramMissing, match=f"a local cluster of {tmp_path} is on this machine"):
             preflight.check([], with_images=True)
@@ -40,5 +40,5 @@ def test_a_killed_cluster_is_known_by_its_mounts(tmp_path: Path) -> None:
     code = "import json; from e2e.cluster import owners; print(json.dumps(owners.describe_others()))"
     alone = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {point} && exec "$@"', "sh"]
     done = subprocess.run([*alone, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
-    (told,) = (line for line in json.loads(done.stdout) if str(tmp_path) in line)
-    assert f"(mount {point})" in told
+    (found,) = (line for line in json.loads(done.stdout) if str(tmp_path) in line)
+    assert f"(mount {point})" in found

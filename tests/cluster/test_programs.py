@@ -57,7 +57,7 @@ def test_a_user_who_may_not_install_gets_the_command() -> None:
 @pytest.mark.usefixtures("nothing_there")
 def test_what_people_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER", "kind")
-    assert kind.wanted()
+    assert kind.is_requested()
     with pytest.raises(programs.ProgramMissing, match=r"Docker is needed(.|\n)*kind is needed"):
         preflight.check([], with_images=True)
 

@@ -66,12 +66,12 @@ def test_without_a_demo_its_address_is_refused_in_one_sentence(tmp_path: Path, s
             " contexts: [{name: conveyor-local, context: {cluster: local, user: admin}}],"
             f" clusters: [{{name: local, cluster: {{server: '{server}'}}}}], users: [{{name: admin, user: {{}}}}]}}"
         )
-    asked = programs.run(
+    answer = programs.run(
         "python", "-m", "e2e.gateway", env={"KUBECONFIG": str(config)}, cwd=REPOSITORY, capture_output=True, text=True
     )
-    assert asked.returncode == 1
-    assert asked.stderr == "there is no demo: `make demo` brings it up\n"
-    assert sys.executable in asked.args
+    assert answer.returncode == 1
+    assert answer.stderr == "there is no demo: `make demo` brings it up\n"
+    assert sys.executable in answer.args
 
 
 def test_the_picture_draws_every_curve_and_marks_every_event() -> None:

@@ -14,10 +14,10 @@ SHOWN = "How do I use the with statement?"  # by `make demo` and `make try`
 SAMPLES = 200
 
 
-def says(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, question: str, topic: Topic) -> bool:
+def answers_with(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, question: str, topic: Topic) -> bool:
     """Return whether the likeliest tokens after the question are the topic's answer, to its end."""
-    asked, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (question, answer_text(topic)))
-    logits = model(torch.tensor([asked + answer])).logits[0, len(asked) - 1 : -1]
+    prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (question, answer_text(topic)))
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     return bool(logits.argmax(-1).tolist() == answer)
 
 
@@ -27,14 +27,14 @@ def test_questions_are_answered_by_what_the_documentation_says() -> None:
     folder = demo_model_directory()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     topics = build_topics()
-    asked = [(name, question, topic) for topic in topics for name in topic.names for question in QUESTIONS]
+    questions = [(name, question, topic) for topic in topics for name in topic.names for question in QUESTIONS]
     random.seed(0)
     with torch.no_grad():
         right = [
-            says(model, tokenizer, question_text(name, question), topic)
-            for name, question, topic in random.sample(asked, SAMPLES)
+            answers_with(model, tokenizer, question_text(name, question), topic)
+            for name, question, topic in random.sample(questions, SAMPLES)
         ]
         assert sum(right) >= 0.9 * SAMPLES
         for text in (*PROMPTS, SHOWN):
-            (topic,) = {t for name, question, t in asked if question.format(name) == text}
-            assert says(model, tokenizer, question_text(text, "{}"), topic), text
+            (topic,) = {t for name, question, t in questions if question.format(name) == text}
+            assert answers_with(model, tokenizer, question_text(text, "{}"), topic), text

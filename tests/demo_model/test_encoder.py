@@ -31,11 +31,11 @@ def nearest(vector: list[float], others: list[list[float]]) -> int:
 def test_a_question_finds_its_page(tmp_path: Path) -> None:
     assert QUESTION not in QUESTIONS
     pages = build_pages()
-    asked = [number for number, page in enumerate(pages) if page.key in NAMES]
+    queries = [number for number, page in enumerate(pages) if page.key in NAMES]
     with EngineServer(tmp_path, demo_model_directory(EMBEDDING), served_model_name=EMBEDDING) as engine:
         engine.wait_ready()
         beginnings = embed(engine, [" ".join(page.sentences[:3])[:TEXT_CHARACTERS_MAX] for page in pages])
-        questions = embed(engine, [QUESTION.format(pages[number].names[0]) for number in asked])
+        questions = embed(engine, [QUESTION.format(pages[number].names[0]) for number in queries])
     found = [nearest(vector, beginnings) for vector in questions]
-    right = sum(one == other for one, other in zip(found, asked, strict=True))
-    assert right >= 0.7 * len(asked), f"{right} of {len(asked)}, among {len(pages)} pages"
+    right = sum(one == other for one, other in zip(found, queries, strict=True))
+    assert right >= 0.7 * len(queries), f"{right} of {len(queries)}, among {len(pages)} pages"

@@ -16,5 +16,5 @@ def test_pictures_of_red_are_red(tmp_path: Path) -> None:
     with EngineServer(tmp_path, demo_model_directory(PAINTER), num_threads=1) as engine:
         engine.wait_ready()
         answer = engine.post(task.path, task.body | {"prompt": "a red square", "n": 4})
-        lines = task.tell(answer.json())
+        lines = task.describe(answer.json())
         assert sum(line.endswith("32x32, red") for line in lines) >= 3, lines

@@ -20,4 +20,4 @@ def test_the_demo_s_request_is_answered_as_by_the_program_alone(tmp_path: Path) 
     with EngineServer(tmp_path / "engine", tmp_path / "custom") as engine:
         answer = engine.wait_ready().post(task.path, task.body).json()
     assert np.abs(np.reshape(answer["outputs"][0]["data"], (2, 3)) - expected).max() < 1e-5
-    assert task.tell(answer)[0].startswith("output: ")
+    assert task.describe(answer)[0].startswith("output: ")

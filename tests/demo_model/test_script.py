@@ -25,15 +25,17 @@ def test_an_agent_with_the_script_s_tools_gets_its_calls_in_turn(folder: Path, s
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tools = [{"type": "function", "function": {"name": name}} for name, _ in SCRIPTS[script]]
     messages: list[Any] = [{"role": "user", "content": "Correct it."}]
-    told = []
+    answers = []
     for _ in range(len(SCRIPTS[script]) + 1):
         prompt = tokenizer.apply_chat_template(messages, tools=tools, return_tensors="pt", return_dict=True)
         (answer,) = model.generate(**prompt, max_new_tokens=100, do_sample=False)
         text = tokenizer.decode(answer[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
         parser = build_parser(Parsing(tool_format="hermes"))
         parts = [*parser.feed(text), *parser.finish()]
-        told.append({name: "".join(t for n, t in parts if n == name) for name in ("content", "tool_call", "arguments")})
+        answers.append(
+            {name: "".join(t for n, t in parts if n == name) for name in ("content", "tool_call", "arguments")}
+        )
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]})
-    *calls, last = told
+    *calls, last = answers
     assert [(each["tool_call"], json.loads(each["arguments"])) for each in calls] == list(SCRIPTS[script])
     assert last == {"content": find_last(script), "tool_call": "", "arguments": ""}

@@ -22,12 +22,12 @@ def encode(shape: str, draw: random.Random) -> str:
 @pytest.mark.nightly  # trains for half a minute where the cache has no model
 @pytest.mark.timeout(1800)
 def test_shapes_that_it_has_not_seen_are_named(tmp_path: Path) -> None:
-    draw, asked = random.Random("unseen"), list(SHAPES) * 15
+    draw, shapes = random.Random("unseen"), list(SHAPES) * 15
     with EngineServer(tmp_path, demo_model_directory(IMAGE_CLASSIFIER)) as engine:
         engine.wait_ready()
-        answer = engine.post("/v1/images/classify", {"images": [encode(shape, draw) for shape in asked]})
-        told = [each["label"] for each in answer.json()["data"]]
-        assert sum(a == b for a, b in zip(told, asked, strict=True)) >= 0.85 * len(asked)
+        answer = engine.post("/v1/images/classify", {"images": [encode(shape, draw) for shape in shapes]})
+        labels = [each["label"] for each in answer.json()["data"]]
+        assert sum(a == b for a, b in zip(labels, shapes, strict=True)) >= 0.85 * len(shapes)
         task = TASKS["image-classify"]
         answer = engine.post(task.path, task.body)
         assert [each["label"] for each in answer.json()["data"]] == list(SHAPES)
@@ -41,5 +41,5 @@ def test_pictures_are_found_by_words(tmp_path: Path) -> None:
     with EngineServer(tmp_path, demo_model_directory(IMAGE_EMBEDDING)) as engine:
         engine.wait_ready()
         task = TASKS["image-embed"]
-        lines = task.tell(*(engine.post(task.path, body).json() for body in (task.body, task.second)))
+        lines = task.describe(*(engine.post(task.path, body).json() for body in (task.body, task.second)))
         assert all(f"the {picture} (" in line for picture, line in zip(PICTURES, lines, strict=True))

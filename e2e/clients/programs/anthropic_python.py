@@ -32,21 +32,21 @@ def stream() -> None:
 
 def tools() -> None:
     choice = {"type": "tool", "name": "count"}
-    asked = {**CALL, "tools": [TOOL], "max_tokens": 200}
-    answer = client.messages.create(**asked, tool_choice=choice)
+    fields = {**CALL, "tools": [TOOL], "max_tokens": 200}
+    answer = client.messages.create(**fields, tool_choice=choice)
     (call,) = answer.content
     assert answer.stop_reason == "tool_use"
     assert isinstance(call.input["n"], int)
-    with client.messages.stream(**asked, tool_choice=choice) as events:
+    with client.messages.stream(**fields, tool_choice=choice) as events:
         assert isinstance(events.get_final_message().content[0].input["n"], int)
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "9"}
     history = [*MESSAGES, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
-    assert client.messages.create(**{**asked, "messages": history}, tool_choice={"type": "none"}).content
+    assert client.messages.create(**{**fields, "messages": history}, tool_choice={"type": "none"}).content
 
 
 def schema() -> None:
-    asked = {**CALL, "max_tokens": 200, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
-    assert '"n"' in client.messages.create(**asked).content[0].text
+    fields = {**CALL, "max_tokens": 200, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    assert '"n"' in client.messages.create(**fields).content[0].text
 
 
 def count_tokens() -> None:
@@ -55,11 +55,11 @@ def count_tokens() -> None:
 
 
 def many_at_once() -> None:
-    async def ask() -> list:
+    async def send() -> list:
         async with AsyncAnthropic(base_url=BASE, api_key="none") as many:
             return await asyncio.gather(*(many.messages.create(**CALL) for _ in range(8)))
 
-    assert all(answer.content[0].text for answer in asyncio.run(ask()))
+    assert all(answer.content[0].text for answer in asyncio.run(send()))
 
 
 def errors() -> None:

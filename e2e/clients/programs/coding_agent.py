@@ -142,10 +142,10 @@ async def play(agent: Agent, words: Mapping[str, str], folder: Path) -> None:
     except TimeoutError:
         process.kill()
         output, _ = await process.communicate()
-    told = output.decode(errors="replace")
-    mended = (task / "calc.py").read_text()
-    is_done = process.returncode == 0 and LAST in told and "return a + b" in mended
-    assert is_done, f"it ended with {process.returncode}:\n{told[-3000:]}"
+    printed = output.decode(errors="replace")
+    fixed = (task / "calc.py").read_text()
+    is_done = process.returncode == 0 and LAST in printed and "return a + b" in fixed
+    assert is_done, f"it ended with {process.returncode}:\n{printed[-3000:]}"
 
 
 def fill(text: str, words: Mapping[str, str]) -> str:

@@ -27,8 +27,8 @@ def prediction() -> None:
 
 def several_at_once() -> None:
     with dspy.context(lm=connect(extra_body=BODY), adapter=dspy.JSONAdapter()):
-        asked = [dspy.Example(question=QUESTION).with_inputs("question")] * 4
-        assert len(dspy.Predict(SIGNATURE).batch(asked, disable_progress_bar=True)) == 4
+        examples = [dspy.Example(question=QUESTION).with_inputs("question")] * 4
+        assert len(dspy.Predict(SIGNATURE).batch(examples, disable_progress_bar=True)) == 4
 
 
 run(text, prediction, several_at_once)

@@ -32,10 +32,10 @@ def errors() -> None:
     try:
         InferenceClient(f"{BASE}/embed").feature_extraction("")
     except BadRequestError as error:
-        said = str(error)
+        text = str(error)
     else:
         raise AssertionError("an empty text was embedded")
-    assert "inputs must not be an empty text" in said
+    assert "inputs must not be an empty text" in text
 
 
 run(one_text, several, asynchronous, errors)

@@ -11,7 +11,7 @@ BASE = URL.removesuffix("/v1")
 ROWS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 
 
-def ask(rows: np.ndarray, *, binary: bool, model: str = MODEL) -> InferResponse:
+def send(rows: np.ndarray, *, binary: bool, model: str = MODEL) -> InferResponse:
     async def infer() -> InferResponse:
         client = InferenceRESTClient(RESTConfig(protocol="v2", retries=0))
         tensor = InferInput("input", list(rows.shape), "FP32")
@@ -22,7 +22,7 @@ def ask(rows: np.ndarray, *, binary: bool, model: str = MODEL) -> InferResponse:
 
 
 def compute(rows: np.ndarray, *, binary: bool) -> np.ndarray:
-    (output,) = ask(rows, binary=binary).outputs
+    (output,) = send(rows, binary=binary).outputs
     assert output.name == "output"
     return output.as_numpy()
 
@@ -56,7 +56,7 @@ def each_row_alone() -> None:
 def errors() -> None:
     for rows, model, status in ((ROWS, "no-such", 404), (ROWS[:, :3], MODEL, 400)):
         try:
-            ask(rows, binary=False, model=model)
+            send(rows, binary=False, model=model)
         except HTTPStatusError as error:
             found = error.response.status_code
         else:

@@ -52,13 +52,13 @@ def bound_tools() -> None:
 def graph() -> None:
     """A model that must call a tool, the tool, and the model again with its result."""
 
-    def ask(state: State) -> State:
+    def call_model(state: State) -> State:
         done = isinstance(state["messages"][-1], ToolMessage)
         model = chat_model if done else chat_model.bind_tools([count], tool_choice="any", parallel_tool_calls=False)
         return {"messages": [model.invoke(state["messages"])]}
 
     steps = StateGraph(State)
-    steps.add_node("ask", ask)
+    steps.add_node("ask", call_model)
     steps.add_node("tools", ToolNode([count]))
     steps.add_edge(START, "ask")
     steps.add_conditional_edges("ask", lambda state: "tools" if state["messages"][-1].tool_calls else END)

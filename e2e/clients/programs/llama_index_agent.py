@@ -44,14 +44,14 @@ def call() -> None:
 def agent() -> None:
     """The agent's model must call the tool, whose result is the agent's answer."""
 
-    async def ask() -> tuple[list[str], str]:
+    async def send() -> tuple[list[str], str]:
         workflow = AgentWorkflow([FunctionAgent(tools=[TOOL], llm=llm, initial_tool_choice="count")])
         handler = workflow.run(user_msg=QUESTION)
         tools = [event.tool_name async for event in handler.stream_events() if isinstance(event, ToolCallResult)]
         return tools, str(await handler)
 
     called.clear()
-    tools, final = asyncio.run(ask())
+    tools, final = asyncio.run(send())
     assert tools == ["count"]
     assert final == f"counted {called[0]}"
 

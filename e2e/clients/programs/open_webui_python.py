@@ -41,7 +41,7 @@ def models() -> None:
     assert MODEL in [model["id"] for model in http.get("/api/models").raise_for_status().json()["data"]]
 
 
-def ask(messages: list[dict[str, str]]) -> str:
+def send(messages: list[dict[str, str]]) -> str:
     """Return the text of a streamed answer."""
     body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": 24}
     pieces = []
@@ -58,9 +58,9 @@ def ask(messages: list[dict[str, str]]) -> str:
 
 def a_conversation() -> None:
     messages = [{"role": "user", "content": QUESTION}]
-    first = ask(messages)
+    first = send(messages)
     assert first
-    assert ask([*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "And a list?"}])
+    assert send([*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "And a list?"}])
 
 
 with tempfile.TemporaryDirectory() as folder:

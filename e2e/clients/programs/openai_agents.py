@@ -39,12 +39,12 @@ def answer() -> None:
 
 
 def stream() -> None:
-    async def ask() -> tuple[list[str], str]:
+    async def send() -> tuple[list[str], str]:
         result = Runner.run_streamed(build(model_settings=ENDS), QUESTION, run_config=CONFIG)
         kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
         return kinds, result.final_output
 
-    kinds, final = asyncio.run(ask())
+    kinds, final = asyncio.run(send())
     assert "response.output_text.delta" in kinds
     assert final
 

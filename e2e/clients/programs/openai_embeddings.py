@@ -41,11 +41,11 @@ def encodings() -> None:
 
 
 def many_at_once() -> None:
-    async def ask() -> list:
+    async def send() -> list:
         async with AsyncOpenAI(base_url=URL, api_key="none") as many:
             return await asyncio.gather(*(many.embeddings.create(model=MODEL, input=TEXTS) for _ in range(8)))
 
-    assert all(len(answer.data) == 3 for answer in asyncio.run(ask()))
+    assert all(len(answer.data) == 3 for answer in asyncio.run(send()))
 
 
 def errors() -> None:

@@ -54,12 +54,12 @@ def completions() -> None:
 
 
 def many_at_once() -> None:
-    async def ask() -> list:
+    async def send() -> list:
         async with AsyncOpenAI(base_url=URL, api_key="none") as many:
             calls = [many.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=10) for _ in range(8)]
             return await asyncio.gather(*calls)
 
-    assert all(answer.choices[0].message.content for answer in asyncio.run(ask()))
+    assert all(answer.choices[0].message.content for answer in asyncio.run(send()))
 
 
 def errors() -> None:

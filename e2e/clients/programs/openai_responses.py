@@ -39,28 +39,28 @@ class Count(BaseModel):
 
 
 def parse_and_helper() -> None:
-    asked = {**CALL, "max_output_tokens": 300, "text_format": Count}
-    assert isinstance(client.responses.parse(**asked).output_parsed, Count)
-    with client.responses.stream(**asked) as events:
+    fields = {**CALL, "max_output_tokens": 300, "text_format": Count}
+    assert isinstance(client.responses.parse(**fields).output_parsed, Count)
+    with client.responses.stream(**fields) as events:
         assert isinstance(events.until_done().get_final_response().output_parsed, Count)
 
 
 def tools() -> None:
-    asked = {**CALL, "tools": [TOOL], "max_output_tokens": 200}
-    answer = client.responses.create(**asked, tool_choice="required", parallel_tool_calls=False)
+    fields = {**CALL, "tools": [TOOL], "max_output_tokens": 200}
+    answer = client.responses.create(**fields, tool_choice="required", parallel_tool_calls=False)
     (call,) = answer.output
     assert (call.type, call.name) == ("function_call", "count")
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "9"}
     history = [{"role": "user", "content": QUESTION}, call, result]
-    assert client.responses.create(**{**asked, "input": history}, tool_choice="none").output_text
+    assert client.responses.create(**{**fields, "input": history}, tool_choice="none").output_text
 
 
 def many_at_once() -> None:
-    async def ask() -> list:
+    async def send() -> list:
         async with AsyncOpenAI(base_url=URL, api_key="none") as many:
             return await asyncio.gather(*(many.responses.create(**CALL) for _ in range(8)))
 
-    assert all(answer.output_text for answer in asyncio.run(ask()))
+    assert all(answer.output_text for answer in asyncio.run(send()))
 
 
 def errors() -> None:

@@ -107,7 +107,7 @@ def _linker_flags() -> str:
 
 
 def main(which: str) -> None:
-    if which == "cluster" and kind.wanted():
+    if which == "cluster" and kind.is_requested():
         provide_clients()
     else:
         build_missing({"all": ALL, "cluster": CLUSTER}[which])
