@@ -77,8 +77,8 @@ def write_served_classifier(kind: str, directory: Path, num_labels: int = 1, **c
     tokenizer.save(str(path))
     settings = directory / "tokenizer_config.json"
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (kind == "bert")
-    told = json.loads(settings.read_text()) | {"model_input_names": names, "model_max_length": 512}
-    settings.write_text(json.dumps(told))
+    config = json.loads(settings.read_text()) | {"model_input_names": names, "model_max_length": 512}
+    settings.write_text(json.dumps(config))
     # transformers scores the last token that is not padding, so padding must not be END, which is token 0.
     sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "pad_token_id": 1}
     return save_classifier(kind, directory, num_labels, **(sizes | changes))

@@ -53,8 +53,8 @@ def save_dual_model(kind: str, directory: Path) -> PreTrainedModel:
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{USER} $A {END}", special_tokens=tokens)
     tokenizer.save(str(path))
     settings = directory / "tokenizer_config.json"
-    told = json.loads(settings.read_text()) | {"pad_token": tokenizer.id_to_token(_PAD)}
-    settings.write_text(json.dumps(told))
+    config = json.loads(settings.read_text()) | {"pad_token": tokenizer.id_to_token(_PAD)}
+    settings.write_text(json.dumps(config))
     model = build_dual_model(kind, *(number for _, number in tokens))
     model.save_pretrained(directory)
     ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(directory)

@@ -24,7 +24,7 @@ SIDE: Final = 32
 Pixels = npt.NDArray[np.uint8]
 
 
-class Wish(NamedTuple):
+class Brief(NamedTuple):
     """A picture."""
 
     prompt: str = "a red circle"
@@ -36,14 +36,14 @@ class Wish(NamedTuple):
     previews: tuple[int, ...] = ()
 
 
-WISHES: Final = (
-    Wish(),
-    Wish("the blue star", 1, 7),
-    Wish("black", 2, 3, 1.0),
-    Wish("green square", 3, 5, 7.5, Size(48, 32)),
-    Wish("red", 2**62, 2, 3.0, negative="blue star"),
-    Wish("the blue star", 5, 9, 0.0, Size(48, 32)),
-    Wish("a picture of a black square " * 9, 6, 1),
+BRIEFS: Final = (
+    Brief(),
+    Brief("the blue star", 1, 7),
+    Brief("black", 2, 3, 1.0),
+    Brief("green square", 3, 5, 7.5, Size(48, 32)),
+    Brief("red", 2**62, 2, 3.0, negative="blue star"),
+    Brief("the blue star", 5, 9, 0.0, Size(48, 32)),
+    Brief("a picture of a black square " * 9, 6, 1),
 )
 
 
@@ -69,16 +69,16 @@ def open_pipeline(directory: Path) -> Any:
     return pipeline
 
 
-def paint(pipeline: Any, wish: Wish) -> Pixels:
+def paint(pipeline: Any, brief: Brief) -> Pixels:
     """The picture of diffusers' pipeline: (height, width, 3)."""
     (picture,) = pipeline(
-        wish.prompt,
-        width=wish.size.width,
-        height=wish.size.height,
-        num_inference_steps=wish.num_steps,
-        guidance_scale=wish.guidance,
-        negative_prompt=wish.negative,
-        generator=torch.Generator().manual_seed(wish.seed),
+        brief.prompt,
+        width=brief.size.width,
+        height=brief.size.height,
+        num_inference_steps=brief.num_steps,
+        guidance_scale=brief.guidance,
+        negative_prompt=brief.negative,
+        generator=torch.Generator().manual_seed(brief.seed),
     ).images
     return np.asarray(picture)
 
@@ -88,25 +88,25 @@ def _tokenizer_of(directory: Path) -> Any:
     return load_tokenizer(directory)
 
 
-def add(core: EngineCore, directory: Path, name: str, wish: Wish, arrival: float = 0.0) -> None:
+def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: float = 0.0) -> None:
     """What a worker makes of a body."""
     tokenizer = _tokenizer_of(directory)
-    negative = tokenizer.encode(wish.negative)[0] if wish.guidance > 1 else []
+    negative = tokenizer.encode(brief.negative)[0] if brief.guidance > 1 else []
     request = PaintRequest(
-        size=wish.size,
-        num_inference_steps=wish.num_steps,
-        guidance_scale=wish.guidance,
-        seed=wish.seed,
-        packed_tokens=array("I", tokenizer.encode(wish.prompt)[0]).tobytes(),
+        size=brief.size,
+        num_inference_steps=brief.num_steps,
+        guidance_scale=brief.guidance,
+        seed=brief.seed,
+        packed_tokens=array("I", tokenizer.encode(brief.prompt)[0]).tobytes(),
         packed_negative=array("I", negative).tobytes(),
-        previews=wish.previews,
+        previews=brief.previews,
     )
     core.add_request(
         EngineRequest(
             request_id=name,
             payload=request.encode(),
             payload_cost=request.cost,
-            num_steps=read_facts(core.facts).nums_forwards[wish.num_steps - 1],
+            num_steps=read_facts(core.facts).nums_forwards[brief.num_steps - 1],
             group=request.group,
             arrival_time=arrival,
         )

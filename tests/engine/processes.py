@@ -88,8 +88,8 @@ class EngineServer:
         content: dict[str, Any] = self.get("/load").json()
         return content
 
-    def wait_load(self, **wanted: object) -> None:
-        wait_until(lambda: wanted.items() <= self.load().items(), f"load {wanted}", self)
+    def wait_load(self, **expected: object) -> None:
+        wait_until(lambda: expected.items() <= self.load().items(), f"load {expected}", self)
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sample of this name with exactly these labels and the model's name."""

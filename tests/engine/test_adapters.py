@@ -43,8 +43,8 @@ class Adapted:
         for prompt, number in cases:
             add(core, f"{prompt} {number}", self.reference.prompts[prompt], number)
         outputs = run(core)
-        told = {case: tokens_of(outputs[f"{case[0]} {case[1]}"]) for case in cases}
-        assert told == {(prompt, number): self.answers[number][prompt] for prompt, number in cases}
+        tokens = {case: tokens_of(outputs[f"{case[0]} {case[1]}"]) for case in cases}
+        assert tokens == {(prompt, number): self.answers[number][prompt] for prompt, number in cases}
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +134,15 @@ def test_adapters_share_no_keys_and_values(adapted: Callable[[str], Adapted]) ->
 def test_a_step_without_adapters_computes_none(
     adapted: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[native.Columns | None] = []
+    columns: list[native.Columns | None] = []
     real = Adapters.columns_of
-    monkeypatch.setattr(Adapters, "columns_of", lambda *arguments: told.append(real(*arguments)) or told[-1])
+    monkeypatch.setattr(Adapters, "columns_of", lambda *arguments: columns.append(real(*arguments)) or columns[-1])
     core = adapted("llama").make_core(attention_backend="auto")
     adapted("llama").expect(core, (0,))
-    assert told
-    assert not any(told)
+    assert columns
+    assert not any(columns)
     adapted("llama").expect(core, (1,))
-    assert any(told)
+    assert any(columns)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +261,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_an_adapter_that_cannot_be_computed_is_refused_by_name(
     reference: GetReference, tmp_path: Path, name: str
 ) -> None:
-    spoil, told = BROKEN[name]
+    spoil, message = BROKEN[name]
     save_adapter(reference("llama").directory, tmp_path, 1)
     spoil(tmp_path)
     with pytest.raises(ModelError, match="the adapter 'sql' cannot be used: ") as refused:
         reference("llama").make_core(adapters=(("sql", str(tmp_path)),))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_random_adapters_differ_from_the_model(reference: GetReference, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_published_models_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and may be 4096 at most"),
         ({"text_config": {"num_layers": 5000}}, "text_config.num_layers is 5000"),
@@ -37,10 +37,10 @@ def test_published_models_pass(tmp_path: Path) -> None:
         ({"num_hidden_layers": 4096, "num_experts": 4096}, "layers times experts are 16777216"),
     ],
 )
-def test_a_number_that_no_model_has_is_refused_by_name(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+def test_a_number_that_no_model_has_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as caught:
         check(tmp_path, config)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.reason == "UnsupportedModel"
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.engine import embedding_cores, encoders
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.loop.test_plain_steps import ask_for_everything
+from tests.engine.loop.test_plain_steps import request_everything
 from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE, WITH_STATES
 
@@ -65,7 +65,7 @@ def test_every_mode_gives_them(
 def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that_it_gives_without(
     reference: GetReference, kind: str
 ) -> None:
-    ref, told = reference(kind), []
+    ref, answers = reference(kind), []
     for enforce_eager in (False, True):
         core = make_core(ref, enforce_eager=enforce_eager, max_num_batched_tokens=200)
         assert isinstance(core.executor, GenerateRunner)
@@ -73,9 +73,9 @@ def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that
             graphs, is_captured = core.executor.graphs, not enforce_eager and kind not in WITH_STATES
             assert core.executor.graph_sizes == ([1, 2, 4] if is_captured else [])
             assert (graphs.sizes("mixed") if graphs else []) == (token_sizes(200) if is_captured else [])
-        ask_for_everything(core, ref.prompts)
-        told.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in run(core).items()})
-    assert told[0] == told[1]
+        request_everything(core, ref.prompts)
+        answers.append({name: (tokens_of(output), output[-1].finish_reason) for name, output in run(core).items()})
+    assert answers[0] == answers[1]
 
 
 @GRAPHS
@@ -127,15 +127,15 @@ def test_a_step_without_memory_is_run_again_in_halves(
 def test_two_engines_share_a_gpu(reference: GetReference, kind: str) -> None:
     ref = reference(kind)
     cores = [make_core(ref) for _ in range(2)]
-    told: list[dict[str, list[int]]] = [{}, {}]
+    answers: list[dict[str, list[int]]] = [{}, {}]
     for number, prompt in enumerate(ref.prompts):
         for core in cores:
             add(core, str(number), prompt)
     while any(core.has_unfinished() for core in cores):
-        for core, tokens in zip(cores, told, strict=True):
+        for core, tokens in zip(cores, answers, strict=True):
             for output in core.step(0.0):
                 tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-    for tokens in told:
+    for tokens in answers:
         assert [tokens[str(number)] for number in range(len(ref.prompts))] == ref.answers
 
 

@@ -112,18 +112,18 @@ def test_aborts_in_between_change_nothing_for_the_others(
     for number, prompt in enumerate(ref.prompts):
         add(core, f"gone {number}", prompt[: 10 + number])
         add(core, str(number), prompt)
-    told: dict[str, list[int]] = {}
+    answers: dict[str, list[int]] = {}
     reasons: dict[str, FinishReason] = {}
     for step in range(2_000):
         if step % 5 == 4:
             core.abort(f"gone {step // 5}")
         for output in core.step(0.0):
-            told[output.request_id] = told.get(output.request_id, []) + output.new_token_ids
+            answers[output.request_id] = answers.get(output.request_id, []) + output.new_token_ids
             if output.finish_reason is not None:
                 reasons[output.request_id] = output.finish_reason
         if not core.has_unfinished():
             break
-    assert [told[str(number)] for number in range(len(ref.prompts))] == ref.answers
+    assert [answers[str(number)] for number in range(len(ref.prompts))] == ref.answers
     assert FinishReason.ABORT in reasons.values()
     assert core.stats().kv_cache_usage == 0.0
 

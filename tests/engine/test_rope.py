@@ -45,9 +45,9 @@ def test_short_texts_have_the_tokens_of_generate(tmp_path: Path, rope: dict[str,
 @pytest.mark.parametrize("rope", [LONGROPE, DYNAMIC], ids=["longrope", "dynamic"])
 def test_long_texts_have_them_whatever_shares_their_batch(tmp_path: Path, rope: dict[str, Any]) -> None:
     ref = Scaled(tmp_path, rope)
-    told = answers(ref.make_core(max_model_len=96), ref.long + ref.prompts)
-    assert told[:2] == ref.long_answers
-    assert (told[2:] == ref.answers) == (rope is DYNAMIC), "the long factors apply to short texts too"
+    found = answers(ref.make_core(max_model_len=96), ref.long + ref.prompts)
+    assert found[:2] == ref.long_answers
+    assert (found[2:] == ref.answers) == (rope is DYNAMIC), "the long factors apply to short texts too"
 
 
 def test_encoders_with_such_embeddings_are_refused(tmp_path: Path) -> None:

@@ -45,16 +45,16 @@ def test_a_model_that_embeds_may_have_been_made_for_less(tmp_path: Path) -> None
 def test_a_long_message_is_kept_by_kubernetes_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str
 ) -> None:
-    told = tmp_path / "termination-log"
-    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(log))
     write_termination_message(FailureReason.UNSUPPORTED_MODEL, "It is " + character * 5000)
-    assert told.stat().st_size <= 4096
-    assert json.loads(told.read_bytes())["message"].startswith("It is")
+    assert log.stat().st_size <= 4096
+    assert json.loads(log.read_bytes())["message"].startswith("It is")
 
 
 def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "termination-log"
-    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(log))
     model = tmp_path / "model"
     model.mkdir()
     for config, facts in (
@@ -70,9 +70,9 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         (model / "config.json").write_text(json.dumps(config))
         assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(model)]) == 0
-        assert json.loads(told.read_text()) == facts
+        assert json.loads(log.read_text()) == facts
     assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(tmp_path / "none")]) == 1
-    assert json.loads(told.read_text())["reason"] == "ModelNotFound"
+    assert json.loads(log.read_text())["reason"] == "ModelNotFound"
 
 
 def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:
@@ -82,13 +82,13 @@ def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:
 
 
 def test_a_check_parses_the_configuration_and_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "termination-log"
-    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(log))
     file = tmp_path / "engine.yaml"
     file.write_text("model: /models/nowhere\nmax_num_seqs: 4\n")
     assert main(["check", "--config", str(file)]) == 0
-    assert not told.exists()
+    assert not log.exists()
     file.write_text("model: /models/nowhere\nmax_seqs: 4\n")
     assert main(["check", "--config", str(file)]) == 2
-    assert json.loads(told.read_bytes())["reason"] == "InvalidConfig"
-    assert "max_seqs" in json.loads(told.read_bytes())["message"]
+    assert json.loads(log.read_bytes())["reason"] == "InvalidConfig"
+    assert "max_seqs" in json.loads(log.read_bytes())["message"]

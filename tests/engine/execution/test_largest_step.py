@@ -24,12 +24,12 @@ MIB = 2**20
 @pytest.fixture
 def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that sets the peak memory that CUDA reports. The weights take 3 MiB of it."""
-    told = {"memory_allocated": 3 * MIB, "max_memory_allocated": 3 * MIB}
-    for name in told:
-        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: told[name])
+    stats = {"memory_allocated": 3 * MIB, "max_memory_allocated": 3 * MIB}
+    for name in stats:
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: stats[name])
     for name in ("reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    return lambda num_bytes: told.update(max_memory_allocated=num_bytes)
+    return lambda num_bytes: stats.update(max_memory_allocated=num_bytes)
 
 
 def test_a_step_is_measured_beside_the_weights(peak: Callable[[int], None]) -> None:
@@ -68,7 +68,7 @@ def test_an_engine_that_embeds_does_not_start_where_its_largest_step_has_no_room
 ) -> None:
     save_encoder("bert", tmp_path)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 10_000)
-    wanted = f"a step of {CONTEXT_TOKENS} tokens .* lower `max_num_batched_tokens` or `max_model_len`"
-    with pytest.raises(ModelError, match=wanted) as caught:
+    message = f"a step of {CONTEXT_TOKENS} tokens .* lower `max_num_batched_tokens` or `max_model_len`"
+    with pytest.raises(ModelError, match=message) as caught:
         make_core(tmp_path)
     assert caught.value.reason == "OutOfMemory"

@@ -79,13 +79,13 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def run_step(*asked: dict[str, Any]) -> None:
+def run_step(*rows: dict[str, Any]) -> None:
     """Run prompts of three tokens, which are admitted and get their first token, and a chunk that samples none."""
     state = Rows(8, 32, BLOCK_SIZE, CUDA)
     chooser = Sampler(8, VOCAB_SIZE, CUDA, state.token_ids)
-    sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in asked]
+    sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in rows]
     admitted = [AdmittedRow.of(row, [1, 2, 3], [row], how) for row, how in enumerate(sampling)]
-    count = len(asked)
+    count = len(rows)
     plan = StepPlan(
         number=0,
         admitted=admitted,

@@ -82,11 +82,11 @@ class Server:
 
 def upload_parts(s3: Any, key: str, parts: list[bytes]) -> None:
     upload = {"Bucket": BUCKET, "Key": key, "UploadId": s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]}
-    told = [
+    listed = [
         {"PartNumber": number, "ETag": s3.upload_part(**upload, PartNumber=number, Body=part)["ETag"]}
         for number, part in enumerate(parts, start=1)
     ]
-    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": told})
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": listed})
 
 
 class _Quiet(WSGIRequestHandler):

@@ -117,13 +117,13 @@ def test_a_bucket_that_is_too_slow_is_queried_once(
 
 def test_cuts_that_bring_a_byte_each_have_an_end(tmp_path: Path) -> None:
     class Cutting:
-        num_asked = 0
+        num_requests = 0
 
         def describe(self, commit: str | None = None) -> RemoteModel:
             raise NotImplementedError
 
         def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
-            self.num_asked += 1
+            self.num_requests += 1
             with path.open("ab") as content:
                 content.write(b"x")
             raise bounds.failed("the connection was cut")
@@ -131,7 +131,7 @@ def test_cuts_that_bring_a_byte_each_have_an_end(tmp_path: Path) -> None:
     source, file = Cutting(), RemoteFile(WEIGHTS, 1 << 30, "0" * 64, "sha256")
     with pytest.raises(ModelError, match="was cut"):
         fetch_module._download(source, RemoteModel("tiny", "0" * 40, (file,)), file, tmp_path / "unfinished")
-    assert 1 < source.num_asked < 100
+    assert 1 < source.num_requests < 100
 
 
 def test_a_listing_has_bounds(monkeypatch: pytest.MonkeyPatch, fetch_from: Fetch, hub: Hub, target: Path) -> None:

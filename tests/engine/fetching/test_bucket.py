@@ -38,9 +38,9 @@ def grow(server: Server, root: Path, size: int) -> bytes:
 
 def test_only_what_the_engine_loads_is_fetched_and_marked(server: Server, root: Path, target: Path) -> None:
     fetch(URI, str(target))
-    wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", WEIGHTS}
-    assert {path.name for path in target.iterdir()} == wanted | {MARKER}
-    for name in wanted:
+    expected = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", WEIGHTS}
+    assert {path.name for path in target.iterdir()} == expected | {MARKER}
+    for name in expected:
         assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
     server.requests.clear()
     fetch(URI, str(target))

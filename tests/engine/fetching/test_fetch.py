@@ -29,9 +29,9 @@ def test_only_what_the_engine_loads_is_fetched_and_marked(
     fetch_from: Fetch, hub: Hub, root: Path, target: Path
 ) -> None:
     fetch_from(hub.url, "hf://org/tiny", target)
-    wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", WEIGHTS}
-    assert {path.name for path in target.iterdir()} == wanted | {MARKER}
-    for name in wanted:
+    expected = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", WEIGHTS}
+    assert {path.name for path in target.iterdir()} == expected | {MARKER}
+    for name in expected:
         assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
     revision = Repository(root, "org/tiny").find("main")
     assert revision is not None

@@ -51,9 +51,9 @@ def test_a_full_volume_is_reported_in_the_container_s_status(hub: Hub, root: Pat
     process = start_fetch(hub.url, "hf://org/tiny", target)
     process.communicate(timeout=200)
     assert process.returncode == 1
-    told = json.loads((target.parent.parent / "termination").read_text())
-    assert told["reason"] == "ModelDownloadFailed"
-    assert "No space left on device" in told["message"]
+    termination = json.loads((target.parent.parent / "termination").read_text())
+    assert termination["reason"] == "ModelDownloadFailed"
+    assert "No space left on device" in termination["message"]
 
 
 def test_files_that_an_older_engine_ran_without_need_no_room(

@@ -59,15 +59,15 @@ def test_a_recorded_trace_gives_the_answers_of_the_device(reference: GetReferenc
     config = ref.make_config(batching_mode=mode, num_kv_blocks=8)
     recorder = Recorder(ref.make_core(batching_mode=mode, num_kv_blocks=8).executor)
     device = EngineCore(config, recorder)
-    ask(device, ref.prompts)
+    add_requests(device, ref.prompts)
     answers = run(device)
     replayed = EngineCore(config, Replay(recorder.facts, recorder.trace()))
-    ask(replayed, ref.prompts)
+    add_requests(replayed, ref.prompts)
     assert run(replayed) == answers
     assert device.stats() == replayed.stats()
     assert len(answers) == len(ref.prompts)
 
 
-def ask(core: EngineCore, prompts: list[list[int]]) -> None:
+def add_requests(core: EngineCore, prompts: list[list[int]]) -> None:
     for number, prompt in enumerate(prompts):
         add(core, str(number), prompt, temperature=number % 2, seed=number, logprobs=1)

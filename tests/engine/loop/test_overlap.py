@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import pytest
 from tests.engine.builders import AtOnce, FailsLate, PretendedModel, make_facts, make_request, result_of
-from tests.engine.loop.test_plain_steps import MODES, ask_for_everything, run_out_of_memory
+from tests.engine.loop.test_plain_steps import MODES, request_everything, run_out_of_memory
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -36,10 +36,10 @@ def test_steps_that_run_ahead_give_the_same_answers(
     for overlap in (True, False):
         core = ref.make_core(overlap=overlap, num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode)
         core.scheduler._outputs.expected_output_tokens = 1.0
-        ask_for_everything(core, ref.prompts)
+        request_everything(core, ref.prompts)
         outputs = run(core)
         assert [tokens_of(outputs["0"])] == ref.answers[:1]
-        answers.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in outputs.items()})
+        answers.append({name: (tokens_of(output), output[-1].finish_reason) for name, output in outputs.items()})
         assert core.stats().kv_cache_usage == 0.0
     assert answers[0] == answers[1]
 
@@ -125,7 +125,7 @@ def test_the_engine_process_gives_every_answer_when_steps_run_ahead(reference: G
         """A channel on which requests arrive one by one. The other side disconnects when all are answered."""
 
         def __init__(self) -> None:
-            self.told: dict[str, list[int]] = {request.request_id: [] for request in requests}
+            self.received: dict[str, list[int]] = {request.request_id: [] for request in requests}
             self._waiting = list(requests)
 
         def receive(self, timeout_seconds: float | None) -> list[Add]:
@@ -135,13 +135,13 @@ def test_the_engine_process_gives_every_answer_when_steps_run_ahead(reference: G
 
         def send(self, message: StepOutputs) -> None:
             for output in message.outputs:
-                self.told[output.request_id] += output.new_token_ids
+                self.received[output.request_id] += output.new_token_ids
 
     channel: Any = Channel()
     pulse: Any = nullcontext()
     with pytest.raises(Disconnected):
         EngineLoop(core, channel, pulse).run()
-    assert list(channel.told.values()) == ref.answers
+    assert list(channel.received.values()) == ref.answers
 
 
 @pytest.mark.parametrize(("device", "runs_ahead"), [("cpu", False), ("cuda", True)])
@@ -225,12 +225,12 @@ def test_a_step_that_fails_while_the_next_is_begun_ends_as_many_as_in_turn(
         core = ref.make_core(overlap=overlap, max_num_batched_tokens=512, max_num_seqs=8, **mode)
         run_out_of_memory(core, monkeypatch, largest=150)
         add(core, "bad", [198] * 3)
-        ask_for_everything(core, ref.prompts)
+        request_everything(core, ref.prompts)
         outputs = run(core)
         assert outputs["bad"][-1].finish_reason == FinishReason.ERROR
-        assert FinishReason.LENGTH in {said[-1].finish_reason for said in outputs.values()}
+        assert FinishReason.LENGTH in {output[-1].finish_reason for output in outputs.values()}
         assert core.stats().kv_cache_usage == 0.0
-        ends.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in outputs.items()})
+        ends.append({name: (tokens_of(output), output[-1].finish_reason) for name, output in outputs.items()})
     assert ends[0] == ends[1]
 
 

@@ -20,7 +20,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-def ask_for_everything(core: EngineCore, prompts: list[list[int]]) -> None:
+def request_everything(core: EngineCore, prompts: list[list[int]]) -> None:
     """Return requests of many kinds: greedy, seeded, split, with log probabilities and min_tokens.
 
     Two share a prefix.
@@ -33,12 +33,12 @@ def ask_for_everything(core: EngineCore, prompts: list[list[int]]) -> None:
         {"temperature": 1.0, "seed": -3, "min_tokens": 9, "stop_token_ids": tuple(range(0, 190, 2))},
         {"min_tokens": 3, "stop_token_ids": tuple(range(1, 190, 2))},
     ]
-    for number, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-        add(core, str(number), prompt, **asked)
+    for number, (prompt, params_of_one) in enumerate(zip(prompts, params, strict=True)):
+        add(core, str(number), prompt, **params_of_one)
 
 
 def answers_of(core: EngineCore, prompts: list[list[int]]) -> dict[str, list[RequestOutput]]:
-    ask_for_everything(core, prompts)
+    request_everything(core, prompts)
     return run(core)
 
 

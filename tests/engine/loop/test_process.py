@@ -170,7 +170,7 @@ runpy.run_module("conveyor_engine.loop.process", run_name="__main__", alter_sys=
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "failed"),
     [
         (r'RuntimeError("two\nlines\ud800")', Failed(FailureReason.ENGINE_ERROR, "RuntimeError: two lines")),
         (
@@ -179,7 +179,7 @@ runpy.run_module("conveyor_engine.loop.process", run_name="__main__", alter_sys=
         ),
     ],
 )
-def test_a_core_that_fails_is_one_line_of_the_log(error: str, told: Failed) -> None:
+def test_a_core_that_fails_is_one_line_of_the_log(error: str, failed: Failed) -> None:
     program = BROKEN.replace("ERROR", error)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -195,4 +195,4 @@ def test_a_core_that_fails_is_one_line_of_the_log(error: str, told: Failed) -> N
     assert all(re.match(r"time=\S+ level=\S+ event=", line) for line in lines), ended.stderr
     assert len(lines) == 2
     assert 'level=ERROR event=engine_failed traceback="Traceback' in lines[1]
-    assert last == told
+    assert last == failed

@@ -13,19 +13,19 @@ from conveyor_engine.wire.step import StepPlan
 def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOutput]:
     """Run all requests and compare their answers with the model's. Returns the last outputs by request id."""
     last: dict[str, RequestOutput] = {}
-    told: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     prompts = {name: list(state.token_ids) for name, state in scheduler.requests.items()}
     for _ in range(1000):
         plan = scheduler.schedule(100.0)
         if plan is not None:
             run_step(scheduler, model, plan)
         for output in scheduler.take_outputs():
-            told[output.request_id] = told.get(output.request_id, []) + output.new_token_ids
+            tokens[output.request_id] = tokens.get(output.request_id, []) + output.new_token_ids
             last[output.request_id] = output
         scheduler.blocks.check([r.block_table for r in scheduler.running])
         if not scheduler.has_unfinished():
             break
-    for name, token_ids in told.items():
+    for name, token_ids in tokens.items():
         for token_id in token_ids:
             assert token_id == next_token(prompts[name])
             prompts[name].append(token_id)

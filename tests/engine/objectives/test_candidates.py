@@ -14,8 +14,8 @@ FACTS = make_facts(max_num_seqs=64, max_num_batched_tokens=1024)
 
 
 def choose(traffic: Traffic, **targets: float) -> Limits | None:
-    told = {"time_to_first_token": None, "inter_token_latency": None, "latency": None} | targets
-    objectives = Objectives(**told)
+    limits = {"time_to_first_token": None, "inter_token_latency": None, "latency": None} | targets
+    objectives = Objectives(**limits)
     return Candidates(objectives, FACTS, (), 0.0).choose(COST, traffic, objectives)
 
 

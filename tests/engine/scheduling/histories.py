@@ -16,7 +16,7 @@ from conveyor_engine.wire.request import FinishReason
 class SchedulerHistory(RuleBasedStateMachine):
     """The base class of histories.
 
-    Subclasses begin, add requests and `step`. `asked` and `ended` have requests' ids.
+    Subclasses begin, add requests and `step`. `added` and `ended` have requests' ids.
     """
 
     mode = "continuous"
@@ -24,7 +24,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     now: float
     scheduler: Scheduler
     executor: FailsLate | Wired
-    asked: Collection[str]
+    added: Collection[str]
     ended: dict[str, FinishReason]
     turns: Turns
     drains: bool
@@ -47,7 +47,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             assert wakeup is not None, "unfinished requests, and nothing will ever happen"
             self.now = max(self.now, wakeup)
             self.step()
-        assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
+        assert set(self.ended) == set(self.added), "everybody gets exactly one last output"
         if isinstance(self.executor, FailsLate):
             self.happened["late errors"] += self.executor.num_errors
         self.happened["turns taken from others"] += self.turns.num_overtaken

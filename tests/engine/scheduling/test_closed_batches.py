@@ -48,16 +48,16 @@ def test_who_is_preempted_from_a_closed_batch_comes_back_before_anybody_else(mod
     scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))
     scheduler.add_request(make_request("later", [400 + i for i in range(8)], max_tokens=16))
     ends: list[set[str]] = []
-    told = dict.fromkeys(("old", "new", "later"), 0)
+    num_outputs = dict.fromkeys(("old", "new", "later"), 0)
     while scheduler.has_unfinished():
         if "later" in {r.request_id for r in scheduler.running}:
             assert {"old", "new"}.isdisjoint(scheduler.requests), "nobody joins a batch that is not over"
         outputs = run_step(scheduler, now=100.0)
         ends.append({name for name, output in outputs.items() if output.finish_reason})
         for name, output in outputs.items():
-            told[name] += len(output.new_token_ids)
+            num_outputs[name] += len(output.new_token_ids)
     assert scheduler.stats().num_preemptions > 0
-    assert told == {"old": 15, "new": 16, "later": 16}
+    assert num_outputs == {"old": 15, "new": 16, "later": 16}
     together = [{"old", "new"}, {"later"}]
     assert [end for end in ends if end] == (together if mode == "static" else [{"old"}, {"new"}, {"later"}])
 

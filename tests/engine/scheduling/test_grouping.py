@@ -139,9 +139,9 @@ def test_a_batch_is_full_by_rows_or_by_cost_and_a_lone_request_always_fits(
     assert taken == 1 or batch.cost <= most
     assert batch.padding_share == pytest.approx(1 - sum(costs[:taken]) / batch.cost)
     if taken < len(costs):
-        wanted = "full" if taken == rows else "cost"
-        assert batch.full == wanted
-        assert wanted == "full" or cost_of(limits, requests[: taken + 1]) > most
+        reason = "full" if taken == rows else "cost"
+        assert batch.full == reason
+        assert reason == "full" or cost_of(limits, requests[: taken + 1]) > most
 
 
 def run_backlog(grouping: str, **changes: object) -> tuple[float, int, Counter[str]]:

@@ -13,7 +13,7 @@ def planned(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def told(scheduler: Scheduler) -> dict[str, list[int]]:
+def outputs_of(scheduler: Scheduler) -> dict[str, list[int]]:
     return {output.request_id: output.new_token_ids for output in scheduler.take_outputs()}
 
 
@@ -26,7 +26,7 @@ def test_a_decode_is_planned_before_anybody_knows_its_token() -> None:
     assert [len(plan.admitted) for plan in plans] == [1, 0, 0], "the executor has the tokens itself"
     for plan, token_id in zip(plans, (7, 8, 9), strict=True):
         scheduler.update(result_of(plan, token_id))
-        assert told(scheduler) == {"a": [token_id]}
+        assert outputs_of(scheduler) == {"a": [token_id]}
 
 
 def test_nothing_is_planned_behind_a_requests_last_token() -> None:
@@ -50,7 +50,7 @@ def test_a_token_behind_a_stop_is_discarded_and_its_place_is_free_at_once() -> N
     assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
     assert scheduler.has_unfinished(), "a step is not over"
     scheduler.update(result_of(second))
-    assert told(scheduler) == {}
+    assert outputs_of(scheduler) == {}
     assert not scheduler.has_unfinished()
 
 
@@ -64,9 +64,9 @@ def test_a_row_that_changes_hands_gives_its_new_owner_no_old_token() -> None:
     assert late.rows == plan.rows == [0]
     assert work_of(scheduler, plan) == {"b": 4}
     scheduler.update(result_of(late, 8))
-    assert told(scheduler) == {"a": []}
+    assert outputs_of(scheduler) == {"a": []}
     scheduler.update(result_of(plan, 9))
-    assert told(scheduler) == {"b": [9]}
+    assert outputs_of(scheduler) == {"b": [9]}
 
 
 def test_a_preempted_request_gets_no_token_of_an_earlier_step() -> None:
@@ -77,7 +77,7 @@ def test_a_preempted_request_gets_no_token_of_an_earlier_step() -> None:
     while not scheduler.stats().num_preemptions:
         ahead = planned(scheduler)
         scheduler.update(result_of(plan))
-        tokens += len(told(scheduler).get("new", ()))
+        tokens += len(outputs_of(scheduler).get("new", ()))
         plan = ahead
     scheduler.update(result_of(plan))
     assert tokens == scheduler.requests["new"].num_output_tokens

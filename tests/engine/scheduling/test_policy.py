@@ -190,10 +190,10 @@ def test_the_size_of_a_step_closes_no_dynamic_batch() -> None:
     policy = build_policy(EngineConfig(model="m", batching_mode="dynamic", max_num_seqs=32), Limits(32, 1000))
     assert named(policy, waiting, 0.0) == (list(range(32)), "full")
     assert named(policy, waiting[:31], 1.0) == (list(range(31)), "window")
-    asked = build_policy(
+    built = build_policy(
         EngineConfig(model="m", batching_mode="dynamic", max_num_seqs=32, max_num_batched_tokens=1024), Limits(32, 1000)
     )
-    assert named(asked, waiting, 0.0) == (list(range(8)), "cost")
+    assert named(built, waiting, 0.0) == (list(range(8)), "cost")
 
 
 def test_dynamic_groups_by_the_length_to_be_expected_not_by_the_longest_possible() -> None:

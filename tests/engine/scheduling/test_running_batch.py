@@ -90,9 +90,9 @@ def test_a_preempted_request_repeats_nothing_it_has_already_said() -> None:
     scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24)
     for name, first in (("old", 100), ("new", 300)):
         scheduler.add_request(make_request(name, [first + i for i in range(8)], max_tokens=16))
-    told: dict[str, list[int]] = {"old": [], "new": []}
+    outputs: dict[str, list[int]] = {"old": [], "new": []}
     for step in run_all(scheduler):
         for name, output in step.items():
-            told[name] += output.new_token_ids
+            outputs[name] += output.new_token_ids
     assert scheduler.stats().num_preemptions > 0
-    assert {name: len(tokens) for name, tokens in told.items()} == {"old": 16, "new": 16}
+    assert {name: len(tokens) for name, tokens in outputs.items()} == {"old": 16, "new": 16}

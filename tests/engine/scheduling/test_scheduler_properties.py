@@ -105,9 +105,9 @@ class History(SchedulerHistory):
         self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states)
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
-        self.asked: dict[str, Any] = {}
+        self.added: dict[str, Any] = {}
         self.num_parties = 0
-        self.told: dict[str, list[int]] = {}
+        self.received: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.turns = Turns(
@@ -141,7 +141,7 @@ class History(SchedulerHistory):
             hashes: list[bytes] = []
             for _ in range(num_choices):
                 request = make_request(
-                    f"r{len(self.asked)}",
+                    f"r{len(self.added)}",
                     prompt,
                     max_tokens=max_tokens,
                     min_tokens=constrained,  # tells them apart, and changes nothing: no token ends an answer here
@@ -162,8 +162,8 @@ class History(SchedulerHistory):
             assert full
             return
         assert not full
-        self.asked[request.request_id] = request
-        self.told[request.request_id] = []
+        self.added[request.request_id] = request
+        self.received[request.request_id] = []
         self.scores[request.request_id] = []
         self.turns.came(self.scheduler.requests[request.request_id])
 
@@ -197,7 +197,7 @@ class History(SchedulerHistory):
         if request.params.min_tokens < TARDY:
             return SumModThree() if request.params.min_tokens else None
         self.has_tardy = True
-        delays = [0, 1, 2, 3, 5, 1][len(self.asked) % 4 :]
+        delays = [0, 1, 2, 3, 5, 1][len(self.added) % 4 :]
         return TardySumModThree(self.masks, delays, 4 if request.params.min_tokens == ENDS else 1000)
 
     def step(self) -> None:
@@ -252,20 +252,20 @@ class History(SchedulerHistory):
     def _take(self, output: RequestOutput) -> None:
         name = output.request_id
         assert name not in self.ended, "nothing comes after the last output"
-        self.told[name] += output.new_token_ids
-        prompt = list(self.asked[name].prompt_token_ids)
+        self.received[name] += output.new_token_ids
+        prompt = list(self.added[name].prompt_token_ids)
         self.scores[name] += [each.token_id for each in output.prompt_logprobs or ()]
         assert self.scores[name] == prompt[1 : len(self.scores[name]) + 1], "each token once and in order"
-        if self.told[name] and self.asked[name].params.prompt_logprobs is not None:
+        if self.received[name] and self.added[name].params.prompt_logprobs is not None:
             assert len(self.scores[name]) == len(prompt) - 1, "all of them before the first token"
             self.happened["scored prompts"] += 1
         if output.finish_reason is not None:
             self.ended[name] = output.finish_reason
             self.happened[output.finish_reason] += 1
             self.happened["failed steps"] += output.message == step_runner.FAILED
-        prefix = list(self.asked[name].prompt_token_ids)
-        constraint = SumModThree() if self.asked[name].params.min_tokens else None
-        for token_id in self.told[name]:
+        prefix = list(self.added[name].prompt_token_ids)
+        constraint = SumModThree() if self.added[name].params.min_tokens else None
+        for token_id in self.received[name]:
             allowed = constraint and constraint.build_mask()
             assert token_id == next_allowed(prefix, allowed), "the answer is the model's own, whatever the batch was"
             prefix.append(token_id)
@@ -273,10 +273,10 @@ class History(SchedulerHistory):
                 constraint.accept(token_id)
                 self.happened["constrained tokens"] += 1
         if output.finish_reason == FinishReason.STOP_STRING:
-            assert (len(self.told[name]), self.asked[name].params.min_tokens) == (4, ENDS)
+            assert (len(self.received[name]), self.added[name].params.min_tokens) == (4, ENDS)
         if output.finish_reason == FinishReason.LENGTH:
-            assert self.asked[name].params.min_tokens != ENDS or len(self.told[name]) < 4
-            assert len(self.told[name]) == self.asked[name].params.max_tokens
+            assert self.added[name].params.min_tokens != ENDS or len(self.received[name]) < 4
+            assert len(self.received[name]) == self.added[name].params.max_tokens
 
     @invariant()
     def blocks_are_accounted_for(self) -> None:
@@ -306,8 +306,8 @@ class History(SchedulerHistory):
         for request in admitted:
             assert len(request.block_table) * BLOCK_SIZE >= request.num_scheduled_tokens
             works = [w for step in scheduler._batch._steps.values() for w in step.work if w.request is request]
-            wanted = [work for work in works if work.is_wanted]
-            scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
+            in_use = [work for work in works if work.is_wanted]
+            scheduled, awaited = sum(work.num_tokens for work in in_use), sum(work.num_logits for work in in_use)
             assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
             assert request.num_awaited_tokens == awaited
         assert set(names_of(scheduler.waiting)) <= set(names_of(waiting)), "only those that fit are listed"

@@ -91,9 +91,9 @@ def test_a_template_without_end_ends_the_start_with_a_sentence(chat_model: Path,
     model = edited(chat_model, tmp_path / "model", lambda _: None, "{{ 7 ** (7 ** 9) }}")
     with EngineServer(tmp_path / "server", model, IDLE) as server:
         assert server.wait_exit() == 1
-        told = server.termination()
-    assert told["reason"] == "UnsupportedModel"
-    assert told["message"].startswith("the model's chat template takes more than 5 s of CPU time")
+        termination = server.termination()
+    assert termination["reason"] == "UnsupportedModel"
+    assert termination["message"].startswith("the model's chat template takes more than 5 s of CPU time")
 
 
 def test_a_token_that_is_no_byte_is_shown_as_its_name(chat_model: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from conveyor_engine.serving.places import BEYOND_SECONDS, GRANT_SECONDS, Places
 from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 
-def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
+def fill(places: Places, *request_ids: str, place: str = PLACE_IF_FREE) -> None:
     for request_id in request_ids:
-        with places.reserve(wish):
+        with places.reserve(place):
             places.hold([request_id])
 
 
@@ -56,16 +56,16 @@ async def test_others_than_gateways_take_no_places() -> None:
 
 async def test_places_are_granted_in_the_order_of_the_questions() -> None:
     places = Places(1)
-    fill(places, "a", wish=PLACE_IF_FREE)
+    fill(places, "a", place=PLACE_IF_FREE)
     first, second = [await start(places), await start(places)]
     await first  # beyond the batch
-    fill(places, "b", wish=PLACE_GRANTED)
+    fill(places, "b", place=PLACE_GRANTED)
     assert not second.done()
     places.release("a")
     await second
     with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):  # it is kept for whoever asked
         pass
-    fill(places, "c", wish=PLACE_GRANTED)
+    fill(places, "c", place=PLACE_GRANTED)
 
 
 async def test_better_levels_are_granted_places_first_and_yield_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ async def test_better_levels_are_granted_places_first_and_yield_after_a_while(mo
     fill(places, "a")
     await places.request()  # beyond the batch
     worst, worse, better, late = [await start(places, level) for level in (9, 3, 1, 1)]
-    for asks in (better, late, worse, worst):
-        assert not asks.done()
+    for request in (better, late, worse, worst):
+        assert not request.done()
         places.give_back()
-        await asks
+        await request
     patient = await start(places, 1)
     monkeypatch.setattr("conveyor_engine.serving.places.LEVEL_AGEING_SECONDS", 0.0)  # as if so much time had passed
     aged, newer = await start(places, 1), await start(places, 0)
@@ -129,7 +129,7 @@ async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next
         places.release(request_id)
     await waits
     places.observe_step(num_running=0)
-    fill(places, "c", wish=PLACE_GRANTED)
+    fill(places, "c", place=PLACE_GRANTED)
     fill(places, "d", "e", "f")
     full = await start(places)
     await asyncio.sleep(2 * BEYOND_SECONDS)

@@ -18,8 +18,8 @@ def test_an_engine_of_two_ranks_answers_and_ends_with_the_other_one(chat_model: 
         assert re.search(rf"event=rank_started rank=1 pid={rank}\b", server.log)
         os.kill(rank, signal.SIGKILL)
         assert server.wait_exit() == 1
-        told = {"reason": "EngineError", "message": "the process of rank 1 of 2 was ended by SIGKILL"}
-        assert server.termination() == told
+        termination = {"reason": "EngineError", "message": "the process of rank 1 of 2 was ended by SIGKILL"}
+        assert server.termination() == termination
 
 
 @pytest.mark.nightly
@@ -36,6 +36,6 @@ def test_the_other_rank_ends_with_the_engine(chat_model: Path, tmp_path: Path) -
 def test_heads_that_cannot_be_divided_are_reported_in_both_numbers(chat_model: Path, tmp_path: Path) -> None:
     with EngineServer(tmp_path, chat_model, tensor_parallel_size=7) as server:
         assert server.wait_exit() == 1
-        told = server.termination()
-    assert told["reason"] == "InvalidConfig"
-    assert "`tensor_parallel_size: 7` does not divide the model's heads" in told["message"]
+        termination = server.termination()
+    assert termination["reason"] == "InvalidConfig"
+    assert "`tensor_parallel_size: 7` does not divide the model's heads" in termination["message"]

@@ -33,8 +33,8 @@ def test_each_request_gets_its_own_result_from_batches_with_others(served: Engin
     with ThreadPoolExecutor(2) as clients:
         answers = [answer.json() for answer in clients.map(lambda body: served.post("/v1/softmax", body), bodies)]
     assert [answer["model"] for answer in answers] == ["tiny", "tiny"]
-    told = [numbers for answer in answers for numbers in answer["data"]]
-    for ours, theirs in zip(told, expected(LISTS), strict=True):
+    rows = [numbers for answer in answers for numbers in answer["data"]]
+    for ours, theirs in zip(rows, expected(LISTS), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6)
     batches = served.metric("conveyor_engine_steps_total") - steps
     closes = [sample for sample in served.get("/metrics").text.splitlines() if "engine_batch_close_total{" in sample]

@@ -53,8 +53,8 @@ def test_the_server_and_its_model_describe_themselves(client: triton.InferenceSe
     assert client.get_server_metadata() == {
         "name": "conveyor", "version": client.get_server_metadata()["version"], "extensions": ["binary_tensor_data"],
     }  # fmt: skip
-    told = client.get_model_metadata("tiny")
-    assert told == client.get_model_metadata("tiny", "1") == {
+    metadata = client.get_model_metadata("tiny")
+    assert metadata == client.get_model_metadata("tiny", "1") == {
         "name": "tiny", "versions": ["1"], "platform": "conveyor_softmax",
         "inputs": [{"name": "numbers", "datatype": "FP32", "shape": [-1, -1]}],
         "outputs": [{"name": "probabilities", "datatype": "FP32", "shape": [-1, -1]}],
@@ -62,26 +62,28 @@ def test_the_server_and_its_model_describe_themselves(client: triton.InferenceSe
 
 
 @pytest.mark.parametrize("sends_binary", [True, False])
-@pytest.mark.parametrize("asks_binary", [True, False, None])
+@pytest.mark.parametrize("binary_output", [True, False, None])
 def test_a_batch_of_tensors_comes_back(
-    client: triton.InferenceServerClient, sends_binary: bool, asks_binary: bool | None
+    client: triton.InferenceServerClient, sends_binary: bool, binary_output: bool | None
 ) -> None:
-    asked = None if asks_binary is None else [triton.InferRequestedOutput("probabilities", binary_data=asks_binary)]
-    answer = infer(client, ROWS, sends_binary, outputs=asked, request_id="7", model_version="1")
+    outputs = (
+        None if binary_output is None else [triton.InferRequestedOutput("probabilities", binary_data=binary_output)]
+    )
+    answer = infer(client, ROWS, sends_binary, outputs=outputs, request_id="7", model_version="1")
     assert np.abs(answer.as_numpy("probabilities") - expect(ROWS)).max() < 1e-6
-    told = answer.get_response()
-    assert (told["model_name"], told["model_version"], told["id"]) == ("tiny", "1", "7")
-    assert ("parameters" in answer.get_output("probabilities")) == (asks_binary is not False)
+    response = answer.get_response()
+    assert (response["model_name"], response["model_version"], response["id"]) == ("tiny", "1", "7")
+    assert ("parameters" in answer.get_output("probabilities")) == (binary_output is not False)
 
 
 def test_items_of_several_clients_share_batches(served: EngineServer) -> None:
-    def ask(row: int) -> Any:
+    def send(row: int) -> Any:
         body = {"inputs": [{"name": "numbers", "shape": [1, 3], "datatype": "FP32", "data": ROWS[row].tolist()}]}
         return served.post("/v2/models/tiny/infer", body).json()
 
     steps = served.metric("conveyor_engine_steps_total")
     with ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(ask, [0, 1, 2, 0, 1, 2, 0, 1]))
+        answers = list(clients.map(send, [0, 1, 2, 0, 1, 2, 0, 1]))
     assert served.metric("conveyor_engine_steps_total") - steps < 8
     for row, answer in zip([0, 1, 2, 0, 1, 2, 0, 1], answers, strict=True):
         assert answer["outputs"][0]["data"] == pytest.approx(expect(ROWS)[row].tolist(), abs=1e-6)
@@ -90,9 +92,9 @@ def test_items_of_several_clients_share_batches(served: EngineServer) -> None:
 def test_a_long_answer_is_written_in_pieces(served: EngineServer) -> None:
     rows = np.linspace(-1, 1, 8 * 2000, dtype=np.float32).reshape(2000, 8)
     data = {"name": "numbers", "shape": [2000, 8], "datatype": "FP32", "data": rows.tolist()}
-    told = served.post("/v2/models/tiny/infer", {"inputs": [data]}).json()["outputs"][0]
-    assert told["shape"] == [2000, 8]
-    assert np.abs(np.array(told["data"]).reshape(2000, 8) - expect(rows)).max() < 1e-6
+    output = served.post("/v2/models/tiny/infer", {"inputs": [data]}).json()["outputs"][0]
+    assert output["shape"] == [2000, 8]
+    assert np.abs(np.array(output["data"]).reshape(2000, 8) - expect(rows)).max() < 1e-6
 
 
 def test_an_error_is_a_sentence_that_the_client_raises(client: triton.InferenceServerClient) -> None:

@@ -26,8 +26,10 @@ class Reader:
 @given(tokens=st.lists(st.integers(0, len(PIECES) - 1), max_size=30))
 def test_words_are_those_of_transformers(code: str, name: str, tokens: list[int]) -> None:
     words, _, indices = _combine_tokens_into_words(Reader(), tokens, name)
-    told = group_words(tokens, Reader().decode, code)
-    assert [(each.text, list(range(each.first, each.end))) for each in told] == list(zip(words, indices, strict=True))
+    grouped = group_words(tokens, Reader().decode, code)
+    assert [(each.text, list(range(each.first, each.end))) for each in grouped] == list(
+        zip(words, indices, strict=True)
+    )
 
 
 def test_punctuation_belongs_to_the_word_that_it_touches() -> None:

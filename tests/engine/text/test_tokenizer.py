@@ -43,9 +43,9 @@ def encode_chat(
     messages: list[dict[str, Any]],
     max_tokens: int,
     variables: dict[str, Any] | None = None,
-    asked: Rendering = RENDERING,
+    rendering: Rendering = RENDERING,
 ) -> list[int]:
-    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_tokens, variables, asked), max_tokens)
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_tokens, variables, rendering), max_tokens)
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
@@ -58,10 +58,10 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
     begun = [*MESSAGES, {"role": "assistant", "content": "The "}]
     for messages in (MESSAGES, begun):
         continued = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=True)["input_ids"]
-        asked = Rendering(add_generation_prompt=False, continue_final_message=True)
-        assert encode_chat(tokenizer, messages, 1000, asked=asked) == continued
+        rendering = Rendering(add_generation_prompt=False, continue_final_message=True)
+        assert encode_chat(tokenizer, messages, 1000, rendering=rendering) == continued
     alone = theirs.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
-    assert encode_chat(tokenizer, MESSAGES, 1000, asked=Rendering(add_generation_prompt=False)) == alone
+    assert encode_chat(tokenizer, MESSAGES, 1000, rendering=Rendering(add_generation_prompt=False)) == alone
 
 
 def test_a_template_that_trims_messages_is_continued_where_it_ends(directory: Path, tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_a_template_that_trims_messages_is_continued_where_it_ends(directory: Pa
     )
     (tmp_path / "chat_template.jinja").write_text(template)
     made = Tokenizer(tmp_path)
-    asked = Rendering(False, True, [{"text": "a"}, {"text": "b"}])
+    rendering = Rendering(False, True, [{"text": "a"}, {"text": "b"}])
     messages = [{"role": "user", "content": " x "}, {"role": "assistant", "content": " so "}]
-    assert encode_chat(made, messages, 100, asked=asked) == made.encode("a,b[x][so", 100)
+    assert encode_chat(made, messages, 100, rendering=rendering) == made.encode("a,b[x][so", 100)
     (tmp_path / "chat_template.jinja").write_text("nothing")
     with pytest.raises(InvalidRequest, match="does not show the last message"):
-        encode_chat(Tokenizer(tmp_path), messages, 100, asked=asked)
+        encode_chat(Tokenizer(tmp_path), messages, 100, rendering=rendering)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -298,17 +298,17 @@ def test_an_engine_with_int8_chooses_nearly_every_token_that_transformers_choose
     ref = reference("qwen3")
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    asked: list[object] = []
+    params: list[object] = []
 
     def select(*settings: object) -> TritonPaged:
-        asked.append(settings[-1])
+        params.append(settings[-1])
         return TritonPaged(16, INT8)
 
     monkeypatch.setattr(runner, "select_backend", select)
     core = ref.make_core(
         attention_backend="auto", device=DEVICE.type, max_num_batched_tokens=128, kv_cache_dtype="int8"
     )
-    assert asked == ["int8"]
+    assert params == ["int8"]
     for number in range(3):
         whole = ref.prompts[number] + ref.answers[number]
         add(core, f"scored {number}", whole[:-1], max_tokens=1, prompt_logprobs=1, logprobs=1)
@@ -316,9 +316,9 @@ def test_an_engine_with_int8_chooses_nearly_every_token_that_transformers_choose
     outputs = run(core)
     same = 0
     for number in range(3):
-        said = outputs[f"scored {number}"]
-        entries = [entry for output in said for entry in output.prompt_logprobs or []][len(ref.prompts[number]) - 1 :]
-        entries += [entry for output in said for entry in output.logprobs or []]
+        scored = outputs[f"scored {number}"]
+        entries = [entry for output in scored for entry in output.prompt_logprobs or []][len(ref.prompts[number]) - 1 :]
+        entries += [entry for output in scored for entry in output.logprobs or []]
         best = [entry.top_token_ids[0] for entry in entries]
         same += sum(ours == theirs for ours, theirs in zip(best, ref.answers[number], strict=True))
         answer = [token for output in outputs[str(number)] for token in output.new_token_ids]

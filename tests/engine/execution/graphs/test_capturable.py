@@ -65,14 +65,14 @@ def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.M
         monkeypatch.setattr(module, "copy_into", lambda *_: None)
     launched: list[Any] = []
     monkeypatch.setattr(type(paged_attention._attend), "run", lambda kernel, *_, **__: launched.append(kernel))
-    said: list[str] = []
+    lines: list[str] = []
     with FakeTensorMode(), torch.inference_mode():
         move(model)
         backend = TritonPaged(num_processors=132)
         backend.allocate(layers, 65, 16, torch.float32, CUDA)
         how = (Rows(5, 96, 16, CUDA), backend, forward, 16)
         graphs = StepGraphs([decodes.DecodeSteps(*how), mixed.MixedSteps(*how, 20)], how[0])
-        graphs.capture(run_before, said.append)
-    assert not [line for line in said if "failed" in line]
+        graphs.capture(run_before, lines.append)
+    assert not [line for line in lines if "failed" in line]
     assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
     assert launched

@@ -141,18 +141,18 @@ def test_tokens_that_a_graph_chooses_are_those_chosen_outside_of_it(
 ) -> None:
     """Run steps for which a graph chooses all tokens, some (cuts), and none (penalties), one after another."""
     save_tiny_model("llama", tmp_path, num_hidden_layers=1)
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"max_tokens": 5, "temperature": 0.0},
         {"max_tokens": 3, "temperature": 1.5, "min_p": 0.01},
         {"max_tokens": 2, "temperature": 1.0, "top_p": 0.9},
         {"max_tokens": 2, "temperature": 1.2, "presence_penalty": 1.5},
         {"max_tokens": 2, "temperature": 0.0, "logprobs": 2},
     ]
-    told = []
+    results = []
     for chosen_by in (capture, None):
         core, _ = make_core(tmp_path, monkeypatch, chosen_by)
-        for number, params in enumerate(asked):
+        for number, params in enumerate(requests):
             add(core, str(number), [*range(3 + number, 9 + number)], ignore_eos=True, seed=number, **params)
         outputs = run(core)
-        told.append([tokens_of(outputs[str(number)]) for number in range(len(asked))])
-    assert told[0] == told[1]
+        results.append([tokens_of(outputs[str(number)]) for number in range(len(requests))])
+    assert results[0] == results[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.loop.test_plain_steps import MODES, ask_for_everything
+from tests.engine.loop.test_plain_steps import MODES, request_everything
 from tests.engine.references import Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import VOCAB_SIZE
 
@@ -84,27 +84,27 @@ def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
     reference: GetReference, mode: dict[str, Any], num_kv_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = reference("llama")
-    told = []
+    results = []
     for capture in (run_again, None):
         changes = {"num_kv_blocks": num_kv_blocks, "max_num_batched_tokens": 200, "overlap": overlap, **mode}
         core = make_core(ref, capture=capture, **changes)
         seen = Seen(core, monkeypatch) if capture else None
         core.scheduler._outputs.expected_output_tokens = 1.0
-        ask_for_everything(core, ref.prompts)
-        told.append(comparable(run(core)))
+        request_everything(core, ref.prompts)
+        results.append(comparable(run(core)))
         assert seen is None or (seen.decodes and seen.mixed)
-    assert told[0] == told[1]
+    assert results[0] == results[1]
 
 
 def comparable(outputs: dict[str, list[RequestOutput]]) -> dict[str, Any]:
     """Return tokens, finish reasons, and the tokens of log probabilities. Products of other sizes round differently."""
     return {
         name: (
-            tokens_of(said),
-            said[-1].finish_reason,
-            [[entry.top_token_ids for entry in output.logprobs or []] for output in said],
+            tokens_of(one),
+            one[-1].finish_reason,
+            [[entry.top_token_ids for entry in output.logprobs or []] for output in one],
         )
-        for name, said in outputs.items()
+        for name, one in outputs.items()
     }
 
 
@@ -115,20 +115,20 @@ def test_requests_that_come_and_go_at_random_get_the_same_tokens(
     reference: GetReference, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = reference(kind)
-    told = []
+    results = []
     for capture in (run_again, None):
         core = make_core(ref, capture=capture, num_kv_blocks=8, max_num_seqs=6, max_num_batched_tokens=64)
         seen = Seen(core, monkeypatch) if capture else None
-        told.append(run_at_random(core, Random(seed)))
+        results.append(run_at_random(core, Random(seed)))
         assert seen is None or (len(set(seen.decodes)) > 3 and len(set(seen.mixed)) > 9)
         assert core.stats().num_preemptions > 0
-    assert told[0] == told[1]
+    assert results[0] == results[1]
 
 
 def run_at_random(core: EngineCore, random: Random) -> dict[str, list[int]]:
     """Run twenty requests, some with the same beginning and some aborted. Only the random numbers decide the plans."""
     shared = [random.randrange(1, VOCAB_SIZE) for _ in range(40)]
-    told: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     waiting = [str(number) for number in range(20)]
     while waiting or core.has_unfinished():
         if waiting and random.random() < 0.3:
@@ -136,11 +136,11 @@ def run_at_random(core: EngineCore, random: Random) -> dict[str, list[int]]:
             params = random.choice([{}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}, {"min_tokens": 4}])
             prompt = shared[: random.choice([0, 16, 40])] + own
             add(core, waiting.pop(), prompt, max_tokens=random.randrange(1, 25), seed=random.randrange(99), **params)
-        if told and random.random() < 0.02:
-            core.abort(random.choice(sorted(told)))
+        if results and random.random() < 0.02:
+            core.abort(random.choice(sorted(results)))
         for output in core.step(0.0):
-            told.setdefault(output.request_id, []).extend(output.new_token_ids)
-    return told
+            results.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return results
 
 
 def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +171,14 @@ def test_a_prompt_whose_tokens_are_scored_has_no_graph(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a step has more logits than rows."""
-    told = []
+    results = []
     for capture in (run_again, None):
         core = make_core(reference("llama"), capture=capture, max_num_batched_tokens=200)
         seen = Seen(core, monkeypatch) if capture else None
         add(core, "scored", [*range(1, 50)], max_tokens=3, prompt_logprobs=1)
-        told.append(comparable(run(core)))
+        results.append(comparable(run(core)))
         assert seen is None or (seen.mixed == [] and seen.decodes)
-    assert told[0] == told[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ class _Plain:
     [(torch.OutOfMemoryError("CUDA out of memory"), [16, 512]), (RuntimeError("the model reads a value"), [])],
 )
 def test_sizes_below_one_without_memory_are_captured(error: Exception, captured: list[int]) -> None:
-    kind, told = _Plain(), list[str]()
+    kind, messages = _Plain(), list[str]()
 
     def capture(work: Work) -> Work:
         if kind.size == 2048:
@@ -288,7 +288,7 @@ def test_sizes_below_one_without_memory_are_captured(error: Exception, captured:
         return work
 
     graphs = StepGraphs([kind], SimpleNamespace(block_tables=torch.zeros(5, 4)))  # type: ignore[arg-type]
-    graphs.capture(capture, told.append)
+    graphs.capture(capture, messages.append)
     assert graphs.sizes("plain") == captured
     assert graphs.num_lost == 3 - len(captured)
-    assert "event=cuda_graph_failed steps=plain size=2048" in told[0]
+    assert "event=cuda_graph_failed steps=plain size=2048" in messages[0]

@@ -93,8 +93,8 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
         file.write(cubin)
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout)}
+        output = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", output.stdout)}
 
 
 def main() -> None:

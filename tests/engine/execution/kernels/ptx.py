@@ -21,7 +21,7 @@ def copies_in_flight(loop: list[str]) -> int:
     return min((int(line.split()[-1].rstrip(";"), 0) for line in loop if "cp.async.wait_group" in line), default=0)
 
 
-def copied_from_where_a_load_just_said(loop: list[str]) -> list[str]:
+def copied_from_loaded_addresses(loop: list[str]) -> list[str]:
     """Return the asynchronous copies whose address depends on a load of the same iteration."""
     loaded: set[str] = set()  # registers
     found = []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
-from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_said, copies_in_flight, product_loop
+from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, copies_in_flight, product_loop
 
 ROOT = Path(__file__).parents[4]
 KERNELS = {
@@ -101,7 +101,7 @@ def test_keys_and_values_are_copied_while_the_tile_before_them_is_computed_with(
 def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list[Compiled]) -> None:
     loops = loops_of_attention(compiled)
     assert all(any("ld.global.b32" in line for line in loop) for loop in loops.values()), "in the block table"
-    assert [kernel for kernel, loop in loops.items() if copied_from_where_a_load_just_said(loop)] == []
+    assert [kernel for kernel, loop in loops.items() if copied_from_loaded_addresses(loop)] == []
 
 
 def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: list[Compiled]) -> None:
@@ -123,5 +123,5 @@ def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: 
 def test_a_copy_from_where_a_load_just_said_is_found() -> None:
     load = "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];"
     copy = "cp.async.cg.shared.global [ %r9 + 0 ], [ %rd2 + 0 ], 0x10, %r3;"
-    assert copied_from_where_a_load_just_said([load, "mul.wide.s32 %rd2, %r1, 16;", copy]) == [copy]
-    assert copied_from_where_a_load_just_said(["mul.wide.s32 %rd2, %r1, 16;", load, copy, "mov.b32 %r7, %r1;"]) == []
+    assert copied_from_loaded_addresses([load, "mul.wide.s32 %rd2, %r1, 16;", copy]) == [copy]
+    assert copied_from_loaded_addresses(["mul.wide.s32 %rd2, %r1, 16;", load, copy, "mov.b32 %r7, %r1;"]) == []

@@ -139,9 +139,9 @@ def test_each_kept_token_is_drawn_in_the_middle_of_its_share(kind: str, row: Row
     row = row.made_clear(logits)
     weights = row.weigh(logits)
     shares = weights / weights.sum()
-    wanted = weights.topk(3).indices
-    middles = (shares.cumsum(0) - shares / 2)[wanted]
-    assert draw(logits.expand(3, -1), [row] * 3, middles.tolist()) == wanted.tolist()
+    expected = weights.topk(3).indices
+    middles = (shares.cumsum(0) - shares / 2)[expected]
+    assert draw(logits.expand(3, -1), [row] * 3, middles.tolist()) == expected.tolist()
 
 
 @pytest.mark.slow
@@ -223,21 +223,21 @@ def test_a_rows_token_is_its_own_whatever_else_is_in_the_batch() -> None:
 
 def test_the_sampler_draws_rows_with_cuts_by_this_kernel_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a mixed batch, rows that keep one token, or have no cuts, get the same tokens as without the kernels."""
-    asked = [
+    cases = [
         *({"temperature": 0.0}, {}, {"temperature": 0.7, "min_p": 0.2}, {"top_k": 1}, {"top_p": 1e-6}),
         *({"top_k": 1, "min_tokens": 2, "stop_token_ids": (7,)}, {"top_k": 5}, {"top_p": 0.9}, {"top_p": 0.9}),
         *({"top_k": 20, "top_p": 0.8, "temperature": 1.3, "min_p": 0.05}, {"top_k": 300}, {"top_k": 5}),
     ]
-    logits = torch.stack([make_logits(2.0, torch.float32, 1000 + row)[:1000] for row in range(len(asked))])
+    logits = torch.stack([make_logits(2.0, torch.float32, 1000 + row)[:1000] for row in range(len(cases))])
     logits[8, 3], logits[11] = math.nan, -math.inf
     logits = logits.to(DEVICE)
-    entries = Samples.of(np.arange(len(asked)), np.full(len(asked), 4), DEVICE)
+    entries = Samples.of(np.arange(len(cases)), np.full(len(cases), 4), DEVICE)
 
     def tokens(by_kernels: bool) -> list[int]:
         monkeypatch.setattr(sampler, "_find_kernel", lambda _: sample if by_kernels else None)
         monkeypatch.setattr(sampler, "_find_cut", lambda _: cut)
-        chosen = sampler.Sampler(len(asked), 1000, DEVICE, torch.zeros((0, 0), dtype=torch.int32, device=DEVICE))
-        for number, params in enumerate(asked):
+        chosen = sampler.Sampler(len(cases), 1000, DEVICE, torch.zeros((0, 0), dtype=torch.int32, device=DEVICE))
+        for number, params in enumerate(cases):
             chosen.set_row(number, make_state(seed=number, **params).sampling)
         if by_kernels:
             monkeypatch.setattr(chosen, "_draw", lambda *_: pytest.fail("torch's operations draw"))

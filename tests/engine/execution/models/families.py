@@ -49,10 +49,10 @@ class Dense:
     """A `Paged` for one whole sequence. It ignores windows and caps, which the tests of attention check."""
 
     def __init__(self) -> None:
-        self.asked: list[AttentionSpec] = []
+        self.specs: list[AttentionSpec] = []
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        self.asked.append(spec)
+        self.specs.append(spec)
         group = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
         heads = (x.transpose(0, 1)[None] for x in (query, key, value))

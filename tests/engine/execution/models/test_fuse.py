@@ -282,4 +282,4 @@ def test_a_whole_layer_gets_attention_from_the_step_itself() -> None:
     fuse_model(model)
     paged = Dense()
     logits_of(model, paged)
-    assert [(spec.layer, spec.sliding_window) for spec in paged.asked] == [(0, 5), (1, 5)]
+    assert [(spec.layer, spec.sliding_window) for spec in paged.specs] == [(0, 5), (1, 5)]

@@ -105,10 +105,10 @@ def test_two_engines_over_one_model_keep_their_caches_apart(reference: Reference
     """The layers are joined once for both engines, and use the caches of the backend that calls them."""
     cores = [reference.make_core(attention_backend="native") for _ in range(2)]
     cores[1].executor.model = cores[0].executor.model  # type: ignore[attr-defined]
-    told: list[list[int]] = [[], []]
+    calls: list[list[int]] = [[], []]
     for core, prompt in zip(cores, reference.prompts, strict=False):
         add(core, "a", prompt, max_tokens=len(reference.answers[0]))
     while any(core.has_unfinished() for core in cores):
-        for core, tokens in zip(cores, told, strict=True):
+        for core, tokens in zip(cores, calls, strict=True):
             tokens += [token for output in core.step(0.0) for token in output.new_token_ids]
-    assert told == reference.answers[:2]
+    assert calls == reference.answers[:2]

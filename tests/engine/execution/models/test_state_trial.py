@@ -45,15 +45,15 @@ def test_the_shapes_of_states_are_found(tmp_path: Path) -> None:
 
 def test_rows_follow_from_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = Reference("qwen3_5_text", tmp_path)
-    asked: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
     def limit(_: object, **of: Any) -> int:
-        asked.update(of)
+        settings.update(of)
         return 2
 
     monkeypatch.setattr(start_module, "limit_rows", limit)
     core = ref.make_core(max_num_seqs=None)
-    assert (asked["max_num_seqs"], asked["row_bytes"]) == (13, 2 * (128 * 4 + 4 * 16 * 16) * 4)
+    assert (settings["max_num_seqs"], settings["row_bytes"]) == (13, 2 * (128 * 4 + 4 * 16 * 16) * 4)
     assert core.facts.max_num_seqs == 2
     assert core.facts.has_states
     assert answers(core, ref.prompts) == ref.answers

@@ -120,12 +120,12 @@ def test_a_layer_adds_adapters_in_one_call_and_in_two(dtype: torch.dtype, change
     step = native.CacheStep(one.slots, one.starts, one.totals, one.tables)
     layers = native.Layers([layer], [one.caches])
     of_tokens = columns([4, *[3] * 19, 0, 0])  # a decode, a chunk, and padding
-    told = layers.forward(one.x, *one.rotation, step, 1, of_tokens)
+    result = layers.forward(one.x, *one.rotation, step, 1, of_tokens)
 
     query, key, value = layer.before_attention(two.x, *two.rotation, of_tokens).split([HEADS, KV_HEADS, KV_HEADS], 1)
     native.kv_write(key, value, two.slots, two.caches)
     attended = native.paged_attention(query, two.caches, two.starts, two.totals, two.tables, value_dim=DIM, scaling=0.3)
-    assert torch.equal(layer.after_attention(two.x, attended, of_tokens), told)
+    assert torch.equal(layer.after_attention(two.x, attended, of_tokens), result)
 
     for adapter, tokens in ((4, slice(0, 1)), (3, slice(1, 20)), (0, slice(20, 22))):
         merged = make_plain(dtype, True, False)
@@ -134,5 +134,5 @@ def test_a_layer_adds_adapters_in_one_call_and_in_two(dtype: torch.dtype, change
             unit = torch.eye(weight.shape[1], dtype=dtype)
             merged.weights[name] = adapters.add(weight.t(), unit, [adapter] * len(unit)).t().to(dtype).contiguous()
         expected = Cached(dtype, 24).run(merged.layer())
-        assert_close(told[0, tokens], expected[0, tokens].double(), tolerance=10 * TOLERANCE[dtype])
+        assert_close(result[0, tokens], expected[0, tokens].double(), tolerance=10 * TOLERANCE[dtype])
     assert torch.equal(layers.forward(one.x, *one.rotation, step, 1), Cached(dtype, 24).run(plain.layer()))

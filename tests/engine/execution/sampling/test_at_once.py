@@ -90,9 +90,9 @@ def test_each_token_is_drawn_in_the_middle_of_its_share(kernel: Kernel, vocab_si
         weights = ((logits.double() - logits.double().amax(-1, keepdim=True)) / temperature).exp()
         ends = weights.cumsum(-1) / weights.sum(-1, keepdim=True)
         begins = ends - weights / weights.sum(-1, keepdim=True)
-        wanted = weights.topk(2, dim=-1).indices[torch.arange(8), torch.arange(8) % 2][:, None]
-        middles = ((begins + ends) / 2).gather(1, wanted).squeeze(1)
-        assert kernel.draw(logits, [temperature] * 8, middles.tolist()) == wanted.squeeze(1).tolist()
+        expected = weights.topk(2, dim=-1).indices[torch.arange(8), torch.arange(8) % 2][:, None]
+        middles = ((begins + ends) / 2).gather(1, expected).squeeze(1)
+        assert kernel.draw(logits, [temperature] * 8, middles.tolist()) == expected.squeeze(1).tolist()
 
 
 @pytest.mark.slow
@@ -106,9 +106,9 @@ def test_of_tokens_above_a_floor_each_is_drawn_in_the_middle_of_its_share(
     weights[weights < min_p] = 0
     shares = weights / weights.sum(-1, keepdim=True)
     ends = shares.cumsum(-1)
-    wanted = torch.multinomial(weights, 1, generator=torch.Generator().manual_seed(0))
-    middles = (ends - shares / 2).gather(1, wanted).squeeze(1)
-    assert kernel.draw(logits, [0.7] * 8, middles.tolist(), math.log(min_p)) == wanted.squeeze(1).tolist()
+    expected = torch.multinomial(weights, 1, generator=torch.Generator().manual_seed(0))
+    middles = (ends - shares / 2).gather(1, expected).squeeze(1)
+    assert kernel.draw(logits, [0.7] * 8, middles.tolist(), math.log(min_p)) == expected.squeeze(1).tolist()
     for uniform in (0.0, 1 - 2**-24):
         drawn = torch.tensor(kernel.draw(logits, [0.7] * 8, [uniform] * 8, math.log(min_p)))
         assert (weights[torch.arange(8), drawn] > 0).all()
@@ -177,7 +177,7 @@ def test_rows_of_a_wider_matrix_are_read_where_they_lie(kernel: Kernel) -> None:
 def test_the_sampler_draws_as_it_does_without_the_kernels(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    asked: list[dict[str, Any]] = [
+    choices: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.7},
         {},
@@ -190,7 +190,7 @@ def test_the_sampler_draws_as_it_does_without_the_kernels(
         {"min_p": 0.3, "top_p": 0.9},
         {"min_p": 0.01, "top_k": 300, "temperature": 2.0},
     ]
-    rows = [make_state(seed=number, **params).sampling for number, params in enumerate(asked * 3)]
+    rows = [make_state(seed=number, **params).sampling for number, params in enumerate(choices * 3)]
     entries = Samples.of(np.arange(len(rows)), np.full(len(rows), position), kernel.device)
     logits = make_logits(len(rows), 5000).to(kernel.device)
 

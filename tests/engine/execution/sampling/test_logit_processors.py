@@ -75,12 +75,14 @@ def test_penalties_are_those_of_transformers_and_vllm(
     found = process(params, logits)
     assert found.dtype == torch.float32
     for row in range(ROWS):
-        wanted = logits[row : row + 1].float()
-        asked = params.get(row, {})
-        if "repetition_penalty" in asked:
-            wanted = RepetitionPenaltyLogitsProcessor(asked["repetition_penalty"])(tokens_of(row), wanted)
-        wanted = penalized(row, wanted, asked.get("presence_penalty", 0), asked.get("frequency_penalty", 0))
-        assert torch.allclose(found[row : row + 1], wanted, atol=1e-6), row
+        expected = logits[row : row + 1].float()
+        params_of_row = params.get(row, {})
+        if "repetition_penalty" in params_of_row:
+            expected = RepetitionPenaltyLogitsProcessor(params_of_row["repetition_penalty"])(tokens_of(row), expected)
+        expected = penalized(
+            row, expected, params_of_row.get("presence_penalty", 0), params_of_row.get("frequency_penalty", 0)
+        )
+        assert torch.allclose(found[row : row + 1], expected, atol=1e-6), row
 
 
 def test_a_bias_and_bad_words_are_those_of_transformers() -> None:
@@ -92,8 +94,8 @@ def test_a_bias_and_bad_words_are_those_of_transformers() -> None:
     logits = make_logits()
     found = process({**params, 0: {"bad_words": ((4,),)}, 1: {"logit_bias": ((4, 1.0),)}}, logits)
     both = LogitsProcessorList([NoBadWordsLogitsProcessor(words), SequenceBiasLogitsProcessor(bias)])
-    wanted = both(torch.tensor([in_output]), logits[3:4].clone())
-    assert torch.equal(found[3:4], wanted)
+    expected = both(torch.tensor([in_output]), logits[3:4].clone())
+    assert torch.equal(found[3:4], expected)
     assert torch.isinf(found[3]).nonzero().squeeze(1).tolist() == [7, 9, 11]
     assert torch.isinf(found[0]).nonzero().squeeze(1).tolist() == [4]
     assert found[1, 4] == logits[1, 4] + 1
@@ -119,10 +121,10 @@ def test_only_allowed_tokens_are_left_whatever_else_a_row_requests() -> None:
 def test_rows_change_hands_with_all_that_they_request() -> None:
     processors = [each for each in build_processors(ROWS, CPU, TOKEN_IDS) if each.changes_best]
     pipeline = Pipeline(processors, ROWS)
-    asked = {"logit_bias": ((1, 5.0), (2, 6.0)), "bad_words": ((3,), (4, 5)), "allowed_token_ids": (1, 2, 9)}
-    pipeline.set_row(0, of_row(0, **asked, repetition_penalty=2.0))
+    params_of_row = {"logit_bias": ((1, 5.0), (2, 6.0)), "bad_words": ((3,), (4, 5)), "allowed_token_ids": (1, 2, 9)}
+    pipeline.set_row(0, of_row(0, **params_of_row, repetition_penalty=2.0))
     pipeline.set_row(0, of_row(0, logit_bias=((7, 1.0),)))
-    pipeline.set_row(1, of_row(1, **asked))
+    pipeline.set_row(1, of_row(1, **params_of_row))
     logits = make_logits()
     found = pipeline.apply(logits, make_samples([0, 1]), in_place=False)
     assert (found[0] != logits[0]).nonzero().squeeze(1).tolist() == [7]
@@ -158,8 +160,8 @@ def test_a_row_whose_parameters_forbid_everything_says_so_and_spares_the_others(
 
 def count_operations(*params: dict[str, Any]) -> dict[str, int]:
     sampler = Sampler(len(params), VOCABULARY, CPU, TOKEN_IDS)
-    for row, asked in enumerate(params):
-        sampler.set_row(row, make_state(seed=row, **asked).sampling)
+    for row, params_of_row in enumerate(params):
+        sampler.set_row(row, make_state(seed=row, **params_of_row).sampling)
     samples = Samples.of(np.arange(len(params)), np.full(len(params), 4), CPU)
     logits = make_logits()[: len(params)]
     with Operations() as operations:
@@ -173,11 +175,11 @@ ASKED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: next(iter(asked)))
-def test_a_step_without_users_costs_no_operation_more_after_one_with_users(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params_of_row", ASKED, ids=lambda params_of_row: next(iter(params_of_row)))
+def test_a_step_without_users_costs_no_operation_more_after_one_with_users(params_of_row: dict[str, Any]) -> None:
     sampler = Sampler(2, VOCABULARY, CPU, TOKEN_IDS)
     for row in range(2):
-        sampler.set_row(row, make_state(seed=row, **asked).sampling)
+        sampler.set_row(row, make_state(seed=row, **params_of_row).sampling)
     sampler.set_row(0, make_state(seed=0).sampling)
     logits, samples = make_logits()[:1], make_samples([0])
     with Operations() as operations:

@@ -126,9 +126,9 @@ def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size
     tokens = sample(probabilities.log().float().expand(rows, -1).contiguous(), states)
     counts = torch.from_numpy(np.bincount(tokens, minlength=vocab_size)).double()
     assert int(counts.sum()) == int(counts[allowed].sum()) == rows
-    wanted = rows * probabilities[allowed] / probabilities[allowed].sum()
-    often = wanted > 10
-    chi_squared = float(((counts[allowed] - wanted) ** 2 / wanted)[often].sum())
+    expected = rows * probabilities[allowed] / probabilities[allowed].sum()
+    often = expected > 10
+    chi_squared = float(((counts[allowed] - expected) ** 2 / expected)[often].sum())
     freedom = int(often.sum())
     assert abs(chi_squared - freedom) < 4 * math.sqrt(2 * freedom)
 
@@ -278,12 +278,12 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_forbids_every_token_that_would_stop(temperature: float) -> None:
-    asked = row(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
+    row_params = row(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
     logits = torch.zeros(1, 4)
     logits[0, [1, EOS]] = 50.0
     for position in (4, 5):
-        assert sample(logits, [asked], position)[0] in (0, 3)
-    assert sample(logits, [asked], 6)[0] in (1, EOS)
+        assert sample(logits, [row_params], position)[0] in (0, 3)
+    assert sample(logits, [row_params], 6)[0] in (1, EOS)
     assert logits[0, 1] == 50.0, "the model's logits are left alone"
 
 
@@ -311,11 +311,11 @@ class Operations(TorchDispatchMode):
 def test_all_rows_are_processed_at_once_and_not_row_by_row() -> None:
     counts = []
     for rows in (8, 64):
-        asked = [
+        row_params = [
             row(temperature=i % 2, min_tokens=9, logprobs=1, top_p=0.9, seed=i, frequency_penalty=1.0, min_p=0.1)
             for i in range(rows)
         ]
-        shared, logits = admit(asked, 8), torch.zeros(rows, 8)
+        shared, logits = admit(row_params, 8), torch.zeros(rows, 8)
         with Operations() as operations:
             shared.sample(logits, samples(rows))
         counts.append(operations.counted)

@@ -55,21 +55,21 @@ def test_the_answer_is_that_of_peft_and_has_the_requested_name(openai: OpenAI, a
 
 def test_chats_streams_responses_and_messages_select_it_alike(openai: OpenAI, adapted: Adapted) -> None:
     anthropic = Anthropic(base_url=adapted[0].url, api_key="none", max_retries=0)
-    told = {}
+    answers = {}
     for name in NAMES:
         chat = openai.chat.completions.create(model=name, messages=CHAT, max_tokens=TOKENS, temperature=0)
-        told[name] = chat.choices[0].message.content
+        answers[name] = chat.choices[0].message.content
         stream = openai.chat.completions.create(
             model=name, messages=CHAT, max_tokens=TOKENS, temperature=0, stream=True
         )
         chunks = list(stream)
         assert {chunk.model for chunk in chunks} == {name}
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == told[name]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == answers[name]
         response = openai.responses.create(model=name, input="Tell me.", max_output_tokens=TOKENS, temperature=0)
-        assert (response.model, response.output_text) == (name, told[name])
+        assert (response.model, response.output_text) == (name, answers[name])
         message = anthropic.messages.create(model=name, messages=CHAT, max_tokens=TOKENS, extra_body={"temperature": 0})
-        assert (message.model, message.content[0].text) == (name, told[name])
-    assert len(set(told.values())) == 3
+        assert (message.model, message.content[0].text) == (name, answers[name])
+    assert len(set(answers.values())) == 3
 
 
 def test_requests_and_tokens_are_counted_for_each_adapter(openai: OpenAI, adapted: Adapted) -> None:

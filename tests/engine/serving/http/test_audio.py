@@ -53,42 +53,46 @@ def document(served: Served) -> Any:
 
 
 def test_segments_are_those_of_transformers(served: Served) -> None:
-    told = served.client.audio.transcriptions.create(
+    transcript = served.client.audio.transcriptions.create(
         model="tiny", file=("x.wav", WAV), response_format="verbose_json", timestamp_granularities=["segment"]
     )
     expected = generate(served.model, served.directory, SOUND.astype(np.float32) / 32768)
-    assert [(each.start, each.end, each.tokens) for each in told.segments or ()] == expected
-    assert (told.duration, told.language) == (13.0, told.language)
-    assert told.language in ("english", "german")
-    assert told.text == "".join(each.text for each in told.segments or ()).strip()
-    assert all(each.avg_logprob < 0 <= each.no_speech_prob <= 1 for each in told.segments or ())
+    assert [(each.start, each.end, each.tokens) for each in transcript.segments or ()] == expected
+    assert (transcript.duration, transcript.language) == (13.0, transcript.language)
+    assert transcript.language in ("english", "german")
+    assert transcript.text == "".join(each.text for each in transcript.segments or ()).strip()
+    assert all(each.avg_logprob < 0 <= each.no_speech_prob <= 1 for each in transcript.segments or ())
 
 
 def test_another_rate_is_resampled(served: Served) -> None:
     fine = draw_sound(2, 8.0, 44_100)
-    told = served.post(encode(fine, rate=44_100, subtype="FLOAT"), response_format="verbose_json", language="de").json()
+    transcript = served.post(
+        encode(fine, rate=44_100, subtype="FLOAT"), response_format="verbose_json", language="de"
+    ).json()
     sound = soxr.resample(fine, 44_100, RATE, quality="HQ")
     expected = generate(served.model, served.directory, sound, language="de")
-    assert [each["tokens"] for each in told["segments"]][:2] == [tokens for _, _, tokens in expected][:2]
+    assert [each["tokens"] for each in transcript["segments"]][:2] == [tokens for _, _, tokens in expected][:2]
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: OpenAI has no newer translations
 def test_translations_have_their_own_task(served: Served) -> None:
-    told = served.client.audio.translations.create(model="tiny", file=("x.wav", WAV), response_format="verbose_json")
-    assert told.task == "translate"  # type: ignore[attr-defined]
-    assert told.text != served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV)).text
+    transcript = served.client.audio.translations.create(
+        model="tiny", file=("x.wav", WAV), response_format="verbose_json"
+    )
+    assert transcript.task == "translate"  # type: ignore[attr-defined]
+    assert transcript.text != served.client.audio.transcriptions.create(model="tiny", file=("x.wav", WAV)).text
 
 
 def test_words_have_times(served: Served) -> None:
-    told = served.client.audio.transcriptions.create(
+    transcript = served.client.audio.transcriptions.create(
         model="tiny", file=("x.wav", WAV), response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
-    words = told.words or []
-    assert "".join(each.word for each in words) == "".join(told.text.split())
-    assert all(0 <= each.start <= each.end <= told.duration + 0.02 for each in words)
+    words = transcript.words or []
+    assert "".join(each.word for each in words) == "".join(transcript.text.split())
+    assert all(0 <= each.start <= each.end <= transcript.duration + 0.02 for each in words)
     plain = served.post(WAV, response_format="verbose_json").json()
     assert "words" not in plain
-    assert [each["tokens"] for each in plain["segments"]] == [each.tokens for each in told.segments or ()]
+    assert [each["tokens"] for each in plain["segments"]] == [each.tokens for each in transcript.segments or ()]
 
 
 def test_a_seed_draws_the_same_tokens_again(served: Served) -> None:

@@ -38,8 +38,8 @@ class Served:
 
     def expect(self, text: Any, **how: Any) -> list[dict[str, Any]]:
         """Return all labels with their scores, best first."""
-        told: list[dict[str, Any]] = self.pipeline(text, top_k=None, **how)
-        return told
+        found: list[dict[str, Any]] = self.pipeline(text, top_k=None, **how)
+        return found
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -64,9 +64,9 @@ def post(served: Served, path: str, **more: Any) -> Any:
     return answer.json()
 
 
-def assert_same(told: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert [one["label"] for one in told] == [one["label"] for one in expected]
-    assert [one["score"] for one in told] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-4)
 
 
 def test_a_conversation_gets_the_labels_of_its_text(labels_one: Served) -> None:
@@ -88,8 +88,8 @@ def test_texts_get_the_labels_of_the_pipeline(served: Served) -> None:
     labels = [served.pipeline.model.config.id2label[index] for index in range(served.pipeline.model.config.num_labels)]
     for number, (one, text) in enumerate(zip(answer["data"], TEXTS, strict=True)):
         expected = served.expect(text)
-        told = [{"label": label, "score": score} for label, score in zip(labels, one["probs"], strict=True)]
-        assert_same(sorted(told, key=lambda each: -each["score"]), expected)
+        found = [{"label": label, "score": score} for label, score in zip(labels, one["probs"], strict=True)]
+        assert_same(sorted(found, key=lambda each: -each["score"]), expected)
         assert (one["index"], one["label"], one["num_classes"]) == (number, expected[0]["label"], len(labels))
     num_tokens = sum(len(served.tokenizer(text)["input_ids"]) for text in TEXTS)
     assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -97,17 +97,17 @@ def test_texts_get_the_labels_of_the_pipeline(served: Served) -> None:
 
 
 def test_the_shape_of_text_embeddings_inference_has_all_labels_best_first(served: Served) -> None:
-    for told, text in zip(post(served, "/predict"), TEXTS, strict=True):
-        assert_same(told, served.expect(text))
+    for found, text in zip(post(served, "/predict"), TEXTS, strict=True):
+        assert_same(found, served.expect(text))
     assert_same(post(served, "/predict", inputs=TEXTS[0]), served.expect(TEXTS[0]))
 
 
 def test_a_pair_of_texts_is_one_input(labels_one: Served) -> None:
     expected = labels_one.expect({"text": "the fox", "text_pair": "x"})
     assert_same(post(labels_one, "/predict", inputs=["the fox", "x"]), expected)
-    told = post(labels_one, "/predict", inputs=[["the fox", "x"], ["x"]])
-    assert_same(told[0], expected)
-    assert_same(told[1], labels_one.expect("x"))
+    found = post(labels_one, "/predict", inputs=[["the fox", "x"], ["x"]])
+    assert_same(found[0], expected)
+    assert_same(found[1], labels_one.expect("x"))
 
 
 def test_logits_come_if_requested(labels_one: Served) -> None:
@@ -172,8 +172,8 @@ def test_what_cannot_be_classified_is_refused_by_name(
 ) -> None:
     answer = labels_one.server.post(path, BODIES[path] | changes)
     error = error_of(answer)
-    told = (answer.status_code, error["code"], error["param"])
-    assert told == (404 if code == "model_not_found" else 400, code, param), error["message"]
+    refusal = (answer.status_code, error["code"], error["param"])
+    assert refusal == (404 if code == "model_not_found" else 400, code, param), error["message"]
     assert len(answer.content) < 1000
 
 
@@ -212,9 +212,9 @@ TOKEN_LABELS = ("O", "B-animal", "I-animal", "B-place", "I-place")
 
 
 def test_the_labels_are_described(served: Served) -> None:
-    told, labels = served.server.get("/info").json()["model_type"]["classifier"], served.pipeline.model.config.id2label
-    assert told["id2label"] == {str(index): label for index, label in labels.items()}
-    assert told["label2id"] == {label: index for index, label in labels.items()}
+    info, labels = served.server.get("/info").json()["model_type"]["classifier"], served.pipeline.model.config.id2label
+    assert info["id2label"] == {str(index): label for index, label in labels.items()}
+    assert info["label2id"] == {label: index for index, label in labels.items()}
 
 
 @pytest.fixture(scope="module")

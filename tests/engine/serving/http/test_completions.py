@@ -161,9 +161,11 @@ def test_each_token_has_log_probabilities_the_end_token_too(server: EngineServer
     answers = [json.loads(line) for line in lines] if stream else [answer.json()]
     choices = [choice for each in answers for choice in each["choices"]]
     assert choices[-1]["finish_reason"] == "stop"
-    told = [choice["logprobs"]["content" if chat else "tokens"] for choice in choices if choice["logprobs"] is not None]
-    assert all(told)
-    assert sum(map(len, told)) == answers[-1]["usage"]["completion_tokens"]
+    logprobs = [
+        choice["logprobs"]["content" if chat else "tokens"] for choice in choices if choice["logprobs"] is not None
+    ]
+    assert all(logprobs)
+    assert sum(map(len, logprobs)) == answers[-1]["usage"]["completion_tokens"]
     if not chat:
         last, text = choices[-1]["logprobs"], "".join(choice["text"] for choice in choices)
         assert last["text_offset"][-1] == len(text)

@@ -16,14 +16,14 @@ def read_all(size: int, late: int) -> str:
     """
     text = THOUGHT + TEXT + CALL
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    begin, told = len(THOUGHT), ContentTokens()
+    begin, tokens = len(THOUGHT), ContentTokens()
     found: list[Token] = []
     for number, piece in enumerate([*pieces, *[""] * late]):
         token = [Token(TokenLogprobs(number, -1.0, b"", b""), number * size)] if piece else []
         shown = (number - late) * size, (number - late + 1) * size
         content = text[max(begin, shown[0]) : min(begin + len(TEXT), shown[1])] if shown[1] > begin else ""
         parts: list[Part] = [("content", content)] if content else []
-        found += told.take(parts, token, piece)
+        found += tokens.take(parts, token, piece)
     assert len({token.start for token in found}) == len(found), "each token once"
     assert all(begin - size < token.start < begin + len(TEXT) for token in found)
     return "".join(text[token.start : token.start + size] for token in found)
@@ -32,11 +32,11 @@ def read_all(size: int, late: int) -> str:
 @pytest.mark.parametrize("late", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_the_tokens_of_content_are_those_of_its_place(size: int, late: int) -> None:
-    told = read_all(size, late)
-    assert TEXT in told
-    assert len(told) <= len(TEXT) + 2 * (size - 1), "only the tokens at both ends have other text too"
+    tokens = read_all(size, late)
+    assert TEXT in tokens
+    assert len(tokens) <= len(TEXT) + 2 * (size - 1), "only the tokens at both ends have other text too"
 
 
 def test_content_that_is_nowhere_has_no_tokens() -> None:
-    told = ContentTokens()
-    assert told.take([("content", "x")], [Token(TokenLogprobs(1, -1.0, b"", b""), 0)], "abc") == []
+    tokens = ContentTokens()
+    assert tokens.take([("content", "x")], [Token(TokenLogprobs(1, -1.0, b"", b""), 0)], "abc") == []

@@ -51,9 +51,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def check(vectors: list[list[float]], expected: list[torch.Tensor]) -> None:
     assert len(vectors) == len(expected)
-    for vector, wanted in zip(vectors, expected, strict=True):
-        assert len(vector) == len(wanted)
-        assert float((torch.tensor(vector) - wanted).abs().max()) < 1e-4
+    for vector, values in zip(vectors, expected, strict=True):
+        assert len(vector) == len(values)
+        assert float((torch.tensor(vector) - values).abs().max()) < 1e-4
 
 
 def test_an_instruction_begins_each_text(served: Served) -> None:
@@ -104,13 +104,13 @@ def test_what_cannot_be_embedded_is_refused_by_name(served: Served, body: dict[s
 
 
 def test_the_model_and_its_limits_are_described(served: Served) -> None:
-    told = served.server.get("/info").json()
-    assert told["model_type"] == {"embedding": {"pooling": "mean"}}
-    assert {"sha", "docker_label"} <= told.keys(), "tei-client requires them"
+    info = served.server.get("/info").json()
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert {"sha", "docker_label"} <= info.keys(), "tei-client requires them"
     name = served.server.get("/v1/models").json()["data"][0]["id"]
-    assert (told["model_id"], told["served_model_name"], told["model_dtype"]) == (name, name, "float32")
-    served.post("/embed", inputs=["a "] * told["max_client_batch_size"])
-    beyond = served.server.post("/embed", {"inputs": ["a "] * (told["max_client_batch_size"] + 1)})
+    assert (info["model_id"], info["served_model_name"], info["model_dtype"]) == (name, name, "float32")
+    served.post("/embed", inputs=["a "] * info["max_client_batch_size"])
+    beyond = served.server.post("/embed", {"inputs": ["a "] * (info["max_client_batch_size"] + 1)})
     assert (beyond.status_code, beyond.json()["error_type"]) == (400, "Validation")
-    long = {"inputs": [[7] * (told["max_input_length"] + 1)], "truncate": told["auto_truncate"]}
+    long = {"inputs": [[7] * (info["max_input_length"] + 1)], "truncate": info["auto_truncate"]}
     assert served.server.post("/embed", long).status_code == 400

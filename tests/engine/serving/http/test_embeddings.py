@@ -136,12 +136,12 @@ def test_bytes_have_the_requested_type_and_order(served: Served, dtype: str, end
     packed = served.server.post("/v1/embeddings", body | {"encoding_format": "base64"}).json()["data"]
     whole = served.server.post("/v1/embeddings", body | {"encoding_format": "bytes"})
     bare = served.server.post("/v1/embeddings", body | {"encoding_format": "bytes_only"})
-    told = json.loads(whole.headers["metadata"])
+    metadata = json.loads(whole.headers["metadata"])
     assert whole.headers["content-type"] == bare.headers["content-type"] == "application/octet-stream"
     assert "metadata" not in bare.headers
     assert bare.content == whole.content
-    assert told["usage"]["prompt_tokens"] == sum(len(served.token_ids(text)) for text in body["input"])
-    for number, (vector, place) in enumerate(zip(expected, told["data"], strict=True)):
+    assert metadata["usage"]["prompt_tokens"] == sum(len(served.token_ids(text)) for text in body["input"])
+    for number, (vector, place) in enumerate(zip(expected, metadata["data"], strict=True)):
         assert (place["index"], place["embed_dtype"], place["endianness"]) == (number, dtype, endianness)
         assert place["shape"] == [SIZE]
         assert torch.equal(read(whole.content[place["start"] : place["end"]]), vector)
@@ -356,8 +356,8 @@ def test_what_cannot_be_embedded_is_refused_by_name(
 def test_an_input_is_cut_to_the_context_on_request(served: Served, client: OpenAI, text: Any) -> None:
     """`vllm bench serve --backend openai-embeddings` sends -1 with each request."""
     whole, last = (served.token_ids(text)[:-1], 1) if isinstance(text, str) else (text, 0)
-    for number, wanted in ((CONTEXT_TOKENS, -1), (5, 5)):
-        answer = client.embeddings.create(model="tiny", input=text, extra_body={"truncate_prompt_tokens": wanted})
+    for number, expected in ((CONTEXT_TOKENS, -1), (5, 5)):
+        answer = client.embeddings.create(model="tiny", input=text, extra_body={"truncate_prompt_tokens": expected})
         assert answer.usage.prompt_tokens == number
         kept = whole[: number - last] + [served.tokenizer.token_to_id("<|end|>")] * last
         assert distance(answer.data[0].embedding, served.expect(kept)) < 1e-4
@@ -421,11 +421,11 @@ def test_a_drain_answers_those_who_wait_for_their_batch(tmp_path: Path) -> None:
     waiting, answers = Served("bert", tmp_path, **WAITING), []
     with waiting.server as server:
         server.wait_ready()
-        asking = threading.Thread(target=lambda: answers.append(server.post("/v1/embeddings", {"input": "the fox"})))
-        asking.start()
+        thread = threading.Thread(target=lambda: answers.append(server.post("/v1/embeddings", {"input": "the fox"})))
+        thread.start()
         server.wait_load(waiting=1)
         server.terminate()
-        asking.join(60)
+        thread.join(60)
         assert [answer.status_code for answer in answers] == [200]
         vector = answers[0].json()["data"][0]["embedding"]
         assert distance(vector, waiting.expect(waiting.token_ids("the fox"))) < 1e-4

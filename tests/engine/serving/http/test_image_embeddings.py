@@ -83,13 +83,13 @@ def test_base64_without_a_uri_and_a_single_image_do_too(clip: Served) -> None:
 def test_images_and_texts_of_several_clients_share_batches(clip: Served) -> None:
     steps = clip.server.metric("conveyor_engine_steps_total")
 
-    def ask(number: int) -> Any:
+    def send(number: int) -> Any:
         if number % 2:
             return clip.post(input=[TEXTS[number % 3]], modality="text")
         return clip.post(input=[URIS[number % 4]])
 
     with ThreadPoolExecutor(6) as clients:
-        answers = list(clients.map(ask, range(18)))
+        answers = list(clients.map(send, range(18)))
     for number, answer in enumerate(answers):
         assert_vectors(answer, [clip.texts[number % 3] if number % 2 else clip.images[number % 4]])
     assert clip.server.metric("conveyor_engine_steps_total") - steps < len(answers)

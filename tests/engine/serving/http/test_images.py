@@ -45,8 +45,8 @@ class Served:
 
     def expect(self, data: bytes, **how: Any) -> list[dict[str, Any]]:
         image: Image.Image = load_image(base64.b64encode(data).decode())
-        told: list[dict[str, Any]] = self.pipeline(image, **how)
-        return told
+        found: list[dict[str, Any]] = self.pipeline(image, **how)
+        return found
 
     def post(self, status: int = 200, **fields: Any) -> Any:
         answer = self.server.post(PATH, {"images": TEXTS, **fields})
@@ -76,9 +76,9 @@ def labels_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield one
 
 
-def assert_same(told: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert [one["label"] for one in told] == [one["label"] for one in expected]
-    assert [one["score"] for one in told] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-4)
 
 
 def test_images_get_the_labels_of_the_pipeline_in_json_and_in_a_form(served: Served) -> None:
@@ -149,12 +149,12 @@ def assert_labelled(labels_one: Served, answer: Any) -> None:
 def test_the_open_inference_protocol_takes_encoded_pictures(
     labels_one: Served, inference: triton.InferenceServerClient
 ) -> None:
-    told = inference.get_model_metadata("tiny")
-    assert told["inputs"] == [
+    metadata = inference.get_model_metadata("tiny")
+    assert metadata["inputs"] == [
         {"name": "image", "datatype": "BYTES", "shape": [-1]},
         {"name": "pixel_values", "datatype": "FP32", "shape": [-1, 3, 32, 32]},
     ]
-    assert told["outputs"] == [
+    assert metadata["outputs"] == [
         {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
         {"name": "label", "datatype": "BYTES", "shape": [-1]},
     ]
@@ -240,9 +240,9 @@ def test_answers_and_errors_are_as_the_document_says(labels_one: Served) -> None
     form = document["components"]["schemas"]["ImageClassificationForm"]["properties"]["image"]
     assert form["items"] == {"type": "string", "format": "binary"}
     for more, status in (({}, 200), ({"model": "other"}, 404), ({"model": 7}, 400)):
-        told = labels_one.post(status, **more)
+        found = labels_one.post(status, **more)
         schema = of_path["responses"][str(status)]["content"]["application/json"]["schema"]
-        Draft202012Validator(schema | {"components": document["components"]}).validate(told)
+        Draft202012Validator(schema | {"components": document["components"]}).validate(found)
 
 
 @pytest.mark.parametrize("path", list_paths("classifies images"))

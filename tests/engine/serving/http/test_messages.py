@@ -45,11 +45,11 @@ def fields_of(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in CLIENTS} | {"extra_body": more}
 
 
-def ask(client: Anthropic, **fields: Any) -> Any:
+def send(client: Anthropic, **fields: Any) -> Any:
     return client.messages.create(**fields_of(**fields))
 
 
-def ask_streamed(client: Anthropic, **fields: Any) -> tuple[Message, list[str]]:
+def send_streamed(client: Anthropic, **fields: Any) -> tuple[Message, list[str]]:
     """Return the message that the client builds from the stream, and the kinds of the events."""
     with client.messages.stream(**fields_of(**fields)) as stream:
         kinds = [event.type for event in stream]
@@ -63,7 +63,7 @@ def chat(agent: AgentServer, **fields: Any) -> Any:
 
 
 def test_a_message_is_what_chat_answers(agent: AgentServer, client: Anthropic) -> None:
-    message = ask(client, temperature=0, ignore_eos=True)
+    message = send(client, temperature=0, ignore_eos=True)
     same = chat(agent, temperature=0, ignore_eos=True)
     assert [block.type for block in message.content] == ["text"]
     assert message.content[0].text == same["choices"][0]["message"]["content"]  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def test_a_message_is_what_chat_answers(agent: AgentServer, client: Anthropic) -
 
 
 def test_an_answer_that_ends_by_itself_has_ended_its_turn(client: Anthropic) -> None:
-    message = ask(client, seed=1, stop_token_ids=list(range(128)), max_tokens=4000)
+    message = send(client, seed=1, stop_token_ids=list(range(128)), max_tokens=4000)
     assert message.stop_reason == "end_turn"
 
 
@@ -121,7 +121,7 @@ def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, clien
         {"role": "system", "content": "be brief"},
     ]  # fmt: skip
     body = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
-    message = ask(client, messages=messages, system=system, tools=TOOLS, **body)
+    message = send(client, messages=messages, system=system, tools=TOOLS, **body)
     answer = chat(agent, messages=same, tools=tools, **body)
     assert message.usage.input_tokens == answer["usage"]["prompt_tokens"]
     assert message.content[0].text == answer["choices"][0]["message"]["content"]  # type: ignore[union-attr]
@@ -131,17 +131,17 @@ def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, clien
 
 def test_a_stop_sequence_is_named(client: Anthropic) -> None:
     fields: Any = {"seed": 3, "max_tokens": 300, "ignore_eos": True}
-    text = ask(client, **fields).content[0].text  # type: ignore[union-attr]
+    text = send(client, **fields).content[0].text  # type: ignore[union-attr]
     stop = text[20:23]
     body: Any = fields | {"stop_sequences": ["never in it", stop]}
-    for message in (ask(client, **body), ask_streamed(client, **body)[0]):
+    for message in (send(client, **body), send_streamed(client, **body)[0]):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
         assert message.content[0].text == text[: text.index(stop)]
 
 
 def test_a_last_message_of_the_assistant_is_continued(agent: AgentServer, client: Anthropic) -> None:
     messages: Any = [*USER, {"role": "assistant", "content": "The answer is ("}]
-    message = ask(client, messages=messages, temperature=0, ignore_eos=True)
+    message = send(client, messages=messages, temperature=0, ignore_eos=True)
     same = chat(agent, messages=messages, continue_final_message=True, temperature=0, ignore_eos=True)
     assert message.usage.input_tokens == same["usage"]["prompt_tokens"]
     assert message.content[0].text == same["choices"][0]["message"]["content"]  # type: ignore[union-attr]
@@ -151,9 +151,9 @@ def test_the_events_are_anthropics_in_their_order(agent: AgentServer) -> None:
     body = {"messages": USER, "max_tokens": 5, "ignore_eos": True, "stream": True, "seed": 1}
     response = agent.post("/v1/messages", body)
     assert response.headers["content-type"].startswith("text/event-stream")
-    told = [event.split("\n") for event in response.text.strip().split("\n\n")]
-    names = [event[0].removeprefix("event: ") for event in told]
-    data = [json.loads(event[1].removeprefix("data: ")) for event in told]
+    events = [event.split("\n") for event in response.text.strip().split("\n\n")]
+    names = [event[0].removeprefix("event: ") for event in events]
+    data = [json.loads(event[1].removeprefix("data: ")) for event in events]
     assert names == [each["type"] for each in data]
     assert names[:2] == ["message_start", "content_block_start"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -171,14 +171,14 @@ def test_a_call_that_is_demanded_is_valid_streamed_or_not(client: Anthropic, cho
             "tools": TOOLS, "tool_choice": {**choice, "disable_parallel_tool_use": True}, "max_tokens": 400,
             "temperature": 1, "seed": seed,
         }  # fmt: skip
-        message = ask(client, **fields)
+        message = send(client, **fields)
         assert message.stop_reason == "tool_use"
         (call,) = message.content
         assert call.type == "tool_use"
         assert call.id.startswith("toolu_")
         jsonschema.validate(call.input, schemas[call.name])
         assert choice["type"] == "any" or call.name == "get_weather"
-        same, kinds = ask_streamed(client, **fields)
+        same, kinds = send_streamed(client, **fields)
         (streamed,) = same.content
         assert "input_json" in kinds or call.input == {}
         assert (streamed.name, streamed.input) == (call.name, call.input)  # type: ignore[union-attr]
@@ -187,8 +187,8 @@ def test_a_call_that_is_demanded_is_valid_streamed_or_not(client: Anthropic, cho
 def test_text_and_calls_keep_their_order(client: Anthropic) -> None:
     """A grammar replaces a model that can call tools."""
     body = {"guided_regex": CALL.replace("{", "[{]").replace("}", "[}]")}
-    message = ask(client, tools=TOOLS, max_tokens=400, **body)
-    streamed, _ = ask_streamed(client, tools=TOOLS, max_tokens=400, **body)
+    message = send(client, tools=TOOLS, max_tokens=400, **body)
+    streamed, _ = send_streamed(client, tools=TOOLS, max_tokens=400, **body)
     for each in (message, streamed):
         text, call, after = each.content
         assert (text.type, call.type, after.type) == ("text", "tool_use", "text")
@@ -198,23 +198,23 @@ def test_text_and_calls_keep_their_order(client: Anthropic) -> None:
 
 def test_a_wrong_call_of_a_model_is_reported_unchanged(client: Anthropic) -> None:
     wrong = '<tool_call>[{]"name": "now", "arguments": [{]"a": '
-    message = ask(client, tools=TOOLS, guided_regex=wrong, max_tokens=400)
+    message = send(client, tools=TOOLS, guided_regex=wrong, max_tokens=400)
     (call,) = message.content
     assert call.type == "tool_use"
     assert call.input == {"arguments": '{"a": '}
 
 
 def test_a_model_that_may_call_none_sees_no_tools(client: Anthropic) -> None:
-    bare = ask(client).usage.input_tokens
-    assert ask(client, tools=TOOLS, tool_choice={"type": "none"}).usage.input_tokens == bare
-    assert ask(client, tools=TOOLS).usage.input_tokens > bare + 50
+    bare = send(client).usage.input_tokens
+    assert send(client, tools=TOOLS, tool_choice={"type": "none"}).usage.input_tokens == bare
+    assert send(client, tools=TOOLS).usage.input_tokens > bare + 50
 
 
 def test_thinking_is_a_block_of_its_own_within_its_budget(agent: AgentServer, client: Anthropic) -> None:
     never = {"logit_bias": {str(agent.end): -100}, "ignore_eos": True, "seed": 3}  # but for the budget it would not end
     fields: Any = {"thinking": {"type": "enabled", "budget_tokens": 7}, "max_tokens": 60, **never}
-    message = ask(client, **fields)
-    streamed, kinds = ask_streamed(client, **fields)
+    message = send(client, **fields)
+    streamed, kinds = send_streamed(client, **fields)
     assert "signature" in kinds
     for each in (message, streamed):
         thinking, text = each.content
@@ -224,22 +224,22 @@ def test_thinking_is_a_block_of_its_own_within_its_budget(agent: AgentServer, cl
         assert text.text == message.content[1].text != ""  # type: ignore[union-attr]
         assert each.usage.output_tokens_details.thinking_tokens == 8, "and the mark"  # type: ignore[union-attr]
     back: Any = [*USER, {"role": "assistant", "content": [block.to_dict() for block in message.content]}, *USER]
-    assert ask(client, messages=back).content
+    assert send(client, messages=back).content
 
 
 def test_a_model_thinks_only_if_requested(agent: AgentServer, client: Anthropic) -> None:
     body = {"seed": 3, "ignore_eos": True}
     for thinking in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}):
-        assert [block.type for block in ask(client, **thinking, **body).content] == ["text"]
+        assert [block.type for block in send(client, **thinking, **body).content] == ["text"]
     kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
-    assert [block.type for block in ask(client, **body, **kwargs).content] == ["thinking"]
+    assert [block.type for block in send(client, **body, **kwargs).content] == ["thinking"]
     effort: Any = {"output_config": {"effort": "low"}}
-    assert ask(client, **effort).usage.input_tokens > ask(client).usage.input_tokens
+    assert send(client, **effort).usage.input_tokens > send(client).usage.input_tokens
 
 
 def test_an_answer_follows_a_schema(client: Anthropic) -> None:
     config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    message = ask(client, output_config=config, max_tokens=400, temperature=1, seed=1)
+    message = send(client, output_config=config, max_tokens=400, temperature=1, seed=1)
     jsonschema.validate(json.loads(message.content[0].text), SCHEMA)  # type: ignore[union-attr]
 
 
@@ -273,7 +273,7 @@ def test_what_is_wrong_is_refused_in_anthropics_form(
     client: Anthropic, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as raised:
-        ask(client, **fields, stream=stream)
+        send(client, **fields, stream=stream)
     body: Any = raised.value.body
     assert body["type"] == "error"
     assert (body["error"]["type"], body["error"]["param"]) == ("invalid_request_error", param)
@@ -282,18 +282,18 @@ def test_what_is_wrong_is_refused_in_anthropics_form(
 
 def test_every_error_has_the_clients_class(agent: AgentServer, client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
-        ask(client, model="other")
+        send(client, model="other")
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
         client.messages.count_tokens(model="other", messages=USER)
     assert agent.get("/v1/messages").json()["error"]["code"] == "method_not_allowed"
     late = {"X-Request-Timeout-Seconds": "0.3"}
     with pytest.raises(anthropic.InternalServerError, match="timeout_error"):
-        ask(client, max_tokens=8000, ignore_eos=True, extra_headers=late)
+        send(client, max_tokens=8000, ignore_eos=True, extra_headers=late)
 
 
 def test_a_stream_that_fails_ends_with_an_error_event(client: Anthropic) -> None:
     late = {"X-Request-Timeout-Seconds": "3"}
-    stream = ask(client, max_tokens=8000, logit_bias={"0": -100}, extra_headers=late, stream=True)  # it may end
+    stream = send(client, max_tokens=8000, logit_bias={"0": -100}, extra_headers=late, stream=True)  # it may end
     with pytest.raises(anthropic.APIStatusError, match="timeout_error"):
         for _ in stream:
             pass
@@ -308,7 +308,7 @@ def test_a_model_that_does_not_think_answers_requests_for_thinking(server: Agent
 
 def test_nothing_is_held_for_a_client_that_leaves(agent: AgentServer, client: Anthropic) -> None:
     for _ in range(3):
-        stream = ask(client, max_tokens=8000, ignore_eos=True, stream=True)
+        stream = send(client, max_tokens=8000, ignore_eos=True, stream=True)
         next(iter(stream))
         stream.close()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 60

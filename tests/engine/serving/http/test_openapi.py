@@ -192,8 +192,8 @@ def test_a_message_fits_exactly_if_a_worker_takes_it(message: dict[str, Any]) ->
 
 
 def test_the_document_is_whole() -> None:
-    told = {(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of}
-    assert told == {(method, path.replace(":path", "")) for method, path in ROUTES}
+    documented = {(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of}
+    assert documented == {(method, path.replace(":path", "")) for method, path in ROUTES}
     for schema in DOCUMENT["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
     references = set(find_references(DOCUMENT))

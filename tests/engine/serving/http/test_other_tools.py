@@ -90,18 +90,18 @@ def test_chat_has_custom_tools_too(agent: AgentServer, client: OpenAI) -> None:
         for chunk in client.chat.completions.create(messages=messages, stream=True, **fields)
         for each in chunk.choices[0].delta.tool_calls or []
     ]
-    told: Any = [each.model_extra["custom"] for each in deltas]  # type: ignore[index]
-    assert "".join(each["input"] for each in told) == call.custom.input
-    assert told[0]["name"] == "patch"
+    calls: Any = [each.model_extra["custom"] for each in deltas]  # type: ignore[index]
+    assert "".join(each["input"] for each in calls) == call.custom.input
+    assert calls[0]["name"] == "patch"
     result = {"role": "tool", "tool_call_id": call.id, "content": ""}
-    told_back = [*messages, whole.message.model_dump(exclude_none=True), result]
-    assert client.chat.completions.create(messages=told_back, **fields).choices[0].message.tool_calls
+    history = [*messages, whole.message.model_dump(exclude_none=True), result]
+    assert client.chat.completions.create(messages=history, **fields).choices[0].message.tool_calls
 
 
 def test_a_model_with_tools_and_a_schema_may_call_or_answer(agent: AgentServer) -> None:
     """Bias, in place of training, makes the model begin a call."""
 
-    def ask(bias: dict[str, int], **fields: Any) -> Any:
+    def send(bias: dict[str, int], **fields: Any) -> Any:
         tools = [{"type": "function", "function": {"name": "now", "parameters": SCHEMA}}]
         body = {"messages": [{"role": "user", "content": "the fox"}], "tools": tools, "response_format": FORMAT}
         answer = agent.post(
@@ -116,9 +116,9 @@ def test_a_model_with_tools_and_a_schema_may_call_or_answer(agent: AgentServer) 
         return str(answer.json()["tokens"][0])
 
     for seed in range(3):
-        answer = ask({token("<"): -100}, seed=seed)
+        answer = send({token("<"): -100}, seed=seed)
         jsonschema.validate(json.loads(answer.message.content), SCHEMA)
-    called = ask({token("<"): 100}, ignore_eos=True)
+    called = send({token("<"): 100}, ignore_eos=True)
     assert (called.message.content or "").startswith("<tool_call>")
 
 

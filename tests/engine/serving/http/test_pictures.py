@@ -13,7 +13,7 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 from PIL import Image
-from tests.engine.paint_models import Pixels, Wish, open_pipeline, paint, save_paint_model
+from tests.engine.paint_models import Brief, Pixels, open_pipeline, paint, save_paint_model
 from tests.engine.processes import EngineServer, error_of
 from tests.engine.serving.http.other_tasks import list_paths
 
@@ -35,7 +35,7 @@ class Served:
         return answer.json()
 
     def expect(self, seed: int = 3, **changes: Any) -> Pixels:
-        return paint(self.pipeline, Wish("a red circle", seed)._replace(**changes))
+        return paint(self.pipeline, Brief("a red circle", seed)._replace(**changes))
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def test_openai_s_client_reads_pictures_and_streams_with_previews(served: Served
     client = openai.OpenAI(base_url=f"{served.server.url}/v1", api_key="none", max_retries=0)
     extra = {name: BODY[name] for name in ("seed", "num_inference_steps", "guidance_scale")}
     named: dict[str, Any] = {"prompt": BODY["prompt"], "model": "tiny", "extra_body": extra, "user": "me"}
-    told = client.images.generate(**named, response_format="b64_json", size="auto", quality="standard")
-    assert told.data is not None
-    assert_same(read(told.data[0].b64_json or ""), served.expect())
+    answer = client.images.generate(**named, response_format="b64_json", size="auto", quality="standard")
+    assert answer.data is not None
+    assert_same(read(answer.data[0].b64_json or ""), served.expect())
     events: list[Any] = list(client.images.generate(**named, stream=True, partial_images=2))
     kinds = ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
     assert [event.type for event in events] == kinds
@@ -158,8 +158,8 @@ def test_costs_are_counted_in_pixels_and_answers_are_as_the_document_says(served
     assert answer.headers["content-type"].startswith("text/event-stream")
     for line in answer.text.splitlines():
         if line.startswith("data: "):
-            told = json.loads(line.removeprefix("data: "))
-            name = "PartialPicture" if told["type"].endswith("partial_image") else "CompletedPicture"
+            event = json.loads(line.removeprefix("data: "))
+            name = "PartialPicture" if event["type"].endswith("partial_image") else "CompletedPicture"
             of_event = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-            Draft202012Validator(of_event).validate(told)
+            Draft202012Validator(of_event).validate(event)
     assert served.server.metric("vllm:request_success_total", finished_reason="stop") >= 2

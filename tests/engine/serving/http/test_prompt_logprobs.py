@@ -27,13 +27,13 @@ def expected(chat_model: Path) -> list[list[float]]:
 def check(found: list[Any], expected: list[list[float]], num_top: int) -> None:
     """Check log probabilities in vLLM's format."""
     assert found[0] is None
-    for token_id, told, values in zip(PROMPT[1:], found[1:], expected, strict=True):
+    for token_id, found_values, values in zip(PROMPT[1:], found[1:], expected, strict=True):
         best = sorted(range(len(values)), key=values.__getitem__, reverse=True)
-        assert set(told) == {str(i) for i in [token_id, *best[:num_top]]}
-        for each in told:
-            assert told[each]["logprob"] == pytest.approx(values[int(each)], abs=1e-4)
-            assert told[each]["rank"] == best.index(int(each)) + 1
-        assert told[str(token_id)]["decoded_token"] is not None
+        assert set(found_values) == {str(i) for i in [token_id, *best[:num_top]]}
+        for each in found_values:
+            assert found_values[each]["logprob"] == pytest.approx(values[int(each)], abs=1e-4)
+            assert found_values[each]["rank"] == best.index(int(each)) + 1
+        assert found_values[str(token_id)]["decoded_token"] is not None
 
 
 @pytest.mark.parametrize("num_top", [0, 3])
@@ -61,8 +61,8 @@ def test_a_chat_has_them_once(server: EngineServer) -> None:
     body = {"messages": [{"role": "user", "content": "the fox"}], "max_tokens": 2, "prompt_logprobs": 2, "n": 2}
     answer = server.post("/v1/chat/completions", body | {"return_token_ids": True}).json()
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
-    told = zip(answer["prompt_token_ids"], answer["prompt_logprobs"], strict=True)
-    assert all(str(token_id) in each for token_id, each in told if each is not None)
+    found_values = zip(answer["prompt_token_ids"], answer["prompt_logprobs"], strict=True)
+    assert all(str(token_id) in each for token_id, each in found_values if each is not None)
     assert "prompt_logprobs" not in answer["choices"][0]
     assert server.post("/v1/chat/completions", body | {"prompt_logprobs": None}).json()["prompt_logprobs"] is None
 

@@ -32,7 +32,7 @@ class Thinker(EngineServer):
 
     begin = end = 0
 
-    def ask(self, **fields: Any) -> Any:
+    def chat(self, **fields: Any) -> Any:
         """Send a request. The thinking has about thirty tokens, because the model is random."""
         bias = {"logit_bias": {str(self.end): 4}}
         body = {"messages": MESSAGES, "max_tokens": 900, "temperature": 1, **bias, **fields}
@@ -60,11 +60,11 @@ def thinking(value: bool) -> dict[str, Any]:
 
 
 def test_thinking_is_separated_from_the_answer(thinker: Thinker) -> None:
-    message = thinker.ask(seed=2, ignore_eos=True, **thinking(True))["message"]
+    message = thinker.chat(seed=2, ignore_eos=True, **thinking(True))["message"]
     assert message["reasoning"]
     assert message["reasoning"] == message["reasoning_content"]
     assert "</think>" not in message["reasoning"]
-    without = thinker.ask(seed=1, max_tokens=30, **thinking(False))["message"]
+    without = thinker.chat(seed=1, max_tokens=30, **thinking(False))["message"]
     assert "reasoning" not in without
 
 
@@ -72,7 +72,7 @@ def test_thinking_is_separated_from_the_answer(thinker: Thinker) -> None:
 def test_a_grammar_begins_behind_the_thinking(thinker: Thinker, fields: dict[str, Any]) -> None:
     nums_characters = []
     for seed in range(4):
-        choice = thinker.ask(seed=seed, **fields, **thinking(True))
+        choice = thinker.chat(seed=seed, **fields, **thinking(True))
         message = choice["message"]
         nums_characters.append(len(message.get("reasoning", "")))
         assert choice["finish_reason"] == ("tool_calls" if "tools" in fields else "stop")
@@ -86,7 +86,7 @@ def test_a_grammar_begins_behind_the_thinking(thinker: Thinker, fields: dict[str
 def test_thinking_has_no_more_tokens_than_its_budget(thinker: Thinker, fields: dict[str, Any], budget: int) -> None:
     never = {"logit_bias": {str(thinker.end): -100}}  # but for the budget it would not end
     body = {**fields, **never, "thinking_token_budget": budget, "return_token_ids": True, "max_tokens": 60}
-    choice = thinker.ask(seed=3, ignore_eos=not fields, **body, **thinking(True))
+    choice = thinker.chat(seed=3, ignore_eos=not fields, **body, **thinking(True))
     assert choice["token_ids"].index(thinker.end) == budget
     if fields:
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
@@ -94,8 +94,8 @@ def test_thinking_has_no_more_tokens_than_its_budget(thinker: Thinker, fields: d
 
 def test_thinking_can_be_left_out_of_the_answer(thinker: Thinker) -> None:
     fields: dict[str, Any] = {"seed": 4, **FORM, **thinking(True)}
-    whole = thinker.ask(**fields)["message"]
-    without = thinker.ask(include_reasoning=False, **fields)["message"]
+    whole = thinker.chat(**fields)["message"]
+    without = thinker.chat(include_reasoning=False, **fields)["message"]
     assert without == {name: text for name, text in whole.items() if not name.startswith("reasoning")}
     bias = {"logit_bias": {str(thinker.end): 4}}
     body = {"messages": MESSAGES, "max_tokens": 900, "temperature": 1, "stream": True, **bias, **fields}
@@ -119,7 +119,7 @@ def test_a_model_may_think_or_not_before_a_grammar(thinker: Thinker) -> None:
     for begin, end in ((100, 100), (-100, 0)):
         for seed in range(6):
             bias = {str(thinker.begin): begin, str(thinker.end): end}
-            message = thinker.ask(seed=seed, **FORM, logit_bias=bias)["message"]
+            message = thinker.chat(seed=seed, **FORM, logit_bias=bias)["message"]
             jsonschema.validate(json.loads(message["content"]), SCHEMA)
             seen.add((begin, "reasoning" in message))
     assert {(100, True), (-100, False)} <= seen
@@ -127,14 +127,14 @@ def test_a_model_may_think_or_not_before_a_grammar(thinker: Thinker) -> None:
 
 
 def test_without_thinking_a_grammar_holds_at_once(thinker: Thinker) -> None:
-    message = thinker.ask(seed=3, **FORM, **thinking(False))["message"]
+    message = thinker.chat(seed=3, **FORM, **thinking(False))["message"]
     assert "reasoning" not in message
     jsonschema.validate(json.loads(message["content"]), SCHEMA)
 
 
 def test_a_stream_reports_the_same(thinker: Thinker) -> None:
     fields: dict[str, Any] = {"seed": 4, **FORM, **thinking(True)}
-    whole = thinker.ask(**fields)["message"]
+    whole = thinker.chat(**fields)["message"]
     with OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0) as client:
         stream: Any = client.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=900, temperature=1, stream=True,  # type: ignore[arg-type]

@@ -79,9 +79,9 @@ def test_documents_come_best_first_with_the_scores_of_transformers(served: Serve
     expected = served.scores(PAIRS)
     scores = {result["index"]: result["relevance_score"] for result in answer["results"]}
     assert [scores[index] for index in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-4)
-    told = [result["relevance_score"] for result in answer["results"]]
-    assert told == sorted(told, reverse=True)
-    assert max(told) - min(told) > 0.01, "the comparison could fail"
+    found = [result["relevance_score"] for result in answer["results"]]
+    assert found == sorted(found, reverse=True)
+    assert max(found) - min(found) > 0.01, "the comparison could fail"
     assert answer["model"] == "tiny"
     assert answer["id"].startswith("rerank-")
     num_tokens = served.count_tokens(PAIRS)
@@ -103,8 +103,8 @@ def test_logits_come_if_requested(served: Served) -> None:
     expected = served.logits(PAIRS)
     raw = post(served, "/v1/score", use_activation=False)["data"]
     assert [one["score"] for one in raw] == pytest.approx(expected, abs=1e-4)
-    told = {one["index"]: one["score"] for one in post(served, "/rerank", raw_scores=True)}
-    assert [told[index] for index in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-4)
+    scores = {one["index"]: one["score"] for one in post(served, "/rerank", raw_scores=True)}
+    assert [scores[index] for index in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_what_cannot_be_scored_is_refused_by_name(
 ) -> None:
     answer = served.server.post(path, BODIES[path] | changes)
     error = answer.json()["error"]
-    told = (answer.status_code, error["code"], error["param"])
-    assert told == (404 if code == "model_not_found" else 400, code, param), error["message"]
+    refusal = (answer.status_code, error["code"], error["param"])
+    assert refusal == (404 if code == "model_not_found" else 400, code, param), error["message"]
     assert len(answer.content) < 1000
 
 

@@ -60,13 +60,13 @@ def fields_of(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in CLIENTS} | {"extra_body": more}
 
 
-def ask(client: OpenAI, **fields: Any) -> Any:
+def send(client: OpenAI, **fields: Any) -> Any:
     return client.responses.create(**fields_of(**fields))
 
 
-def ask_streamed(client: OpenAI, **fields: Any) -> tuple[Response, list[Any]]:
+def send_streamed(client: OpenAI, **fields: Any) -> tuple[Response, list[Any]]:
     """Return the response that the client builds from the stream, and the events."""
-    events = list(ask(client, stream=True, **fields))
+    events = list(send(client, stream=True, **fields))
     with client.responses.stream(**fields_of(**fields)) as stream:
         return stream.until_done().get_final_response(), events
 
@@ -79,7 +79,7 @@ def chat(agent: AgentServer, **fields: Any) -> Any:
 
 
 def test_a_response_is_what_chat_answers(agent: AgentServer, client: OpenAI) -> None:
-    response = ask(client, temperature=0, ignore_eos=True, metadata={"a": "b"}, instructions="be kind")
+    response = send(client, temperature=0, ignore_eos=True, metadata={"a": "b"}, instructions="be kind")
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the fox"}]
     same = chat(agent, messages=messages, temperature=0, ignore_eos=True)
     assert response.output_text == same["choices"][0]["message"]["content"]
@@ -95,7 +95,7 @@ def test_a_response_is_what_chat_answers(agent: AgentServer, client: OpenAI) -> 
 
 
 def test_an_answer_that_ends_by_itself_is_completed(client: OpenAI) -> None:
-    response = ask(client, stop_token_ids=list(range(128)), max_output_tokens=None, seed=1, store=None)
+    response = send(client, stop_token_ids=list(range(128)), max_output_tokens=None, seed=1, store=None)
     assert (response.status, response.incomplete_details, response.output[0].status) == ("completed", None, "completed")
     assert response.completed_at >= response.created_at
 
@@ -127,7 +127,7 @@ def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, clien
     ]  # fmt: skip
     tools = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in TOOLS]
     body = {"temperature": 0, "ignore_eos": True}
-    response = ask(client, input=items, tools=TOOLS, **body)
+    response = send(client, input=items, tools=TOOLS, **body)
     answer = chat(agent, messages=same, tools=tools, **body)
     assert response.usage.input_tokens == answer["usage"]["prompt_tokens"]
     assert response.output_text == answer["choices"][0]["message"]["content"]
@@ -144,9 +144,9 @@ def test_the_events_are_openais_in_their_order(agent: AgentServer) -> None:
     body = {"input": "the fox", "max_output_tokens": 5, "ignore_eos": True, "stream": True, "seed": 1}
     response = agent.post("/v1/responses", body)
     assert response.headers["content-type"].startswith("text/event-stream")
-    *told, done = response.text.strip().split("\n\n")
+    *events, done = response.text.strip().split("\n\n")
     assert done == "data: [DONE]"
-    pairs = [event.split("\ndata: ") for event in told]
+    pairs = [event.split("\ndata: ") for event in events]
     data = [json.loads(text) for _, text in pairs]
     assert [name.removeprefix("event: ") for name, _ in pairs] == [each["type"] for each in data]
     assert [each["sequence_number"] for each in data] == list(range(len(data)))
@@ -165,14 +165,14 @@ def test_the_events_are_openais_in_their_order(agent: AgentServer) -> None:
 
 def untimed(response: Any) -> Any:
     """Return the response without fields that differ between answers."""
-    told = response.to_dict()
-    told.pop("parsed", None)
+    document = response.to_dict()
+    document.pop("parsed", None)
     items = [{name: value for name, value in item.items() if name not in ("id", "call_id", "parsed_arguments")}
-             for item in told["output"]]  # fmt: skip
+             for item in document["output"]]  # fmt: skip
     for item in items:
         for part in item.get("content") or ():
             part.pop("parsed", None)
-    return {**told, "output": items, "id": "", "created_at": 0, "completed_at": 0}
+    return {**document, "output": items, "id": "", "created_at": 0, "completed_at": 0}
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def untimed(response: Any) -> Any:
     ids=["text", "call", "text, call and text", "thinking"],
 )  # fmt: skip
 def test_a_stream_reports_the_same(client: OpenAI, fields: Any) -> None:
-    whole = ask(client, temperature=1, **{"seed": 3, **fields})
-    streamed, events = ask_streamed(client, temperature=1, **{"seed": 3, **fields})
+    whole = send(client, temperature=1, **{"seed": 3, **fields})
+    streamed, events = send_streamed(client, temperature=1, **{"seed": 3, **fields})
     assert untimed(streamed) == untimed(whole) == untimed(events[-1].response)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     added = [event.item for event in events if event.type == "response.output_item.added"]
@@ -198,7 +198,7 @@ def test_a_stream_reports_the_same(client: OpenAI, fields: Any) -> None:
 def test_calls_are_valid_and_their_results_come_back(client: OpenAI) -> None:
     fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 400}
     for seed in range(3):
-        response = ask(client, temperature=1, seed=seed, **fields)
+        response = send(client, temperature=1, seed=seed, **fields)
         (call,) = response.output
         assert (response.status, call.type, call.status) == ("completed", "function_call", "completed")
         jsonschema.validate(json.loads(call.arguments), {tool["name"]: tool["parameters"] for tool in TOOLS}[call.name])
@@ -206,12 +206,12 @@ def test_calls_are_valid_and_their_results_come_back(client: OpenAI) -> None:
     assert [tool.name for tool in response.tools] == ["get_weather", "now"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "9"}
     history: Any = [{"role": "user", "content": "a"}, *response.output, result]
-    assert ask(client, input=history, tools=TOOLS, tool_choice="none").output
+    assert send(client, input=history, tools=TOOLS, tool_choice="none").output
 
 
 def test_text_and_calls_keep_their_order(client: OpenAI) -> None:
     """A grammar replaces a model that can call tools."""
-    response = ask(client, tools=TOOLS, guided_regex=CALL, max_output_tokens=400)
+    response = send(client, tools=TOOLS, guided_regex=CALL, max_output_tokens=400)
     text, call, after = response.output
     assert (text.content[0].text, call.name, call.arguments, after.content[0].text) == ("Look:", "now", "{}", "done")
 
@@ -225,21 +225,21 @@ class Weather(BaseModel):
 
 def test_an_answer_follows_a_schema_and_the_client_parses_it(client: OpenAI) -> None:
     text: Any = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}}
-    response = ask(client, text=text, max_output_tokens=400, temperature=1, seed=1)
+    response = send(client, text=text, max_output_tokens=400, temperature=1, seed=1)
     jsonschema.validate(json.loads(response.output_text), SCHEMA)
     assert response.text.format.type == "json_schema"
     assert response.text.format.schema_ == SCHEMA
     fields = fields_of(max_output_tokens=2000, temperature=1, seed=3)
     parsed = client.responses.parse(**fields, text_format=Weather)
     assert isinstance(parsed.output_parsed, Weather)
-    plain = ask(client, text={"format": {"type": "json_object"}}, max_output_tokens=2000, temperature=1, seed=5)
+    plain = send(client, text={"format": {"type": "json_object"}}, max_output_tokens=2000, temperature=1, seed=5)
     assert plain.status == "incomplete" or isinstance(json.loads(plain.output_text), dict)
 
 
 def test_thinking_is_an_item_of_its_own(agent: AgentServer, client: OpenAI) -> None:
     never = {"logit_bias": {str(agent.end): -100}, "ignore_eos": True, "seed": 3}  # but for the budget it would not end
     thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7}
-    response = ask(client, max_output_tokens=60, include=["reasoning.encrypted_content"], **thinks, **never)
+    response = send(client, max_output_tokens=60, include=["reasoning.encrypted_content"], **thinks, **never)
     reasoning, message = response.output
     assert (reasoning.type, message.type) == ("reasoning", "message")
     assert reasoning.content[0].text
@@ -247,27 +247,27 @@ def test_thinking_is_an_item_of_its_own(agent: AgentServer, client: OpenAI) -> N
     assert response.usage.output_tokens_details.reasoning_tokens == 8, "and the mark"
     back: Any = [{"role": "user", "content": "a"}, *response.output, {"role": "user", "content": "b"}]
     bare = [item for item in back if item is not reasoning]
-    assert ask(client, input=back).usage.input_tokens > ask(client, input=bare).usage.input_tokens
+    assert send(client, input=back).usage.input_tokens > send(client, input=bare).usage.input_tokens
     effort: Any = {"reasoning": {"effort": "low", "summary": "auto"}}
-    assert ask(client, **effort).usage.input_tokens > ask(client).usage.input_tokens
-    assert ask(client, **effort).reasoning.effort == "low"
+    assert send(client, **effort).usage.input_tokens > send(client).usage.input_tokens
+    assert send(client, **effort).reasoning.effort == "low"
 
 
 LOGPROBS: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
 def test_text_has_the_log_probabilities_of_chat(agent: AgentServer, client: OpenAI) -> None:
-    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-    expected = chat(agent, **asked, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
-    response = ask(client, **asked, **LOGPROBS)
+    fields: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    expected = chat(agent, **fields, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    response = send(client, **fields, **LOGPROBS)
     assert [one.model_dump() for one in response.output[0].content[0].logprobs] == expected
     assert response.top_logprobs == 2
-    events: list[Any] = list(ask(client, **asked, **LOGPROBS, stream=True))
+    events: list[Any] = list(send(client, **fields, **LOGPROBS, stream=True))
     streamed = events[-1].response
-    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
-    assert [one.model_dump() for one in told] == expected
+    found = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    assert [one.model_dump() for one in found] == expected
     assert [one.model_dump() for one in streamed.output[0].content[0].logprobs] == expected
-    assert ask(client, **asked).output[0].content[0].logprobs == []
+    assert send(client, **fields).output[0].content[0].logprobs == []
 
 
 def test_thinking_and_calls_have_no_log_probabilities(agent: AgentServer, client: OpenAI) -> None:
@@ -275,22 +275,22 @@ def test_thinking_and_calls_have_no_log_probabilities(agent: AgentServer, client
     never = {"logit_bias": {str(agent.end): -100}, "ignore_eos": True, "seed": 3}
     thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7}
     for response in (
-        ask(client, max_output_tokens=60, **LOGPROBS, **thinks, **never),
-        list(ask(client, max_output_tokens=60, **LOGPROBS, **thinks, **never, stream=True))[-1].response,
+        send(client, max_output_tokens=60, **LOGPROBS, **thinks, **never),
+        list(send(client, max_output_tokens=60, **LOGPROBS, **thinks, **never, stream=True))[-1].response,
     ):
         text = response.output[1].content[0]
         assert b"".join(bytes(one.bytes) for one in text.logprobs).decode(errors="replace").strip() == text.text.strip()
-    called = ask(client, guided_regex=CALL, tools=TOOLS, max_output_tokens=400, **LOGPROBS)
+    called = send(client, guided_regex=CALL, tools=TOOLS, max_output_tokens=400, **LOGPROBS)
     messages = [item for item in called.output if item.type == "message"]
     for item in messages:
-        told = b"".join(bytes(one.bytes) for one in item.content[0].logprobs).decode()
-        assert item.content[0].text.strip() in told
-        assert "tool_call" not in told.replace(item.content[0].text, "")
+        spelled = b"".join(bytes(one.bytes) for one in item.content[0].logprobs).decode()
+        assert item.content[0].text.strip() in spelled
+        assert "tool_call" not in spelled.replace(item.content[0].text, "")
 
 
 def test_a_format_of_the_text_is_none_of_a_demanded_call(client: OpenAI) -> None:
     text: Any = {"format": {"type": "json_schema", "name": "it", "schema": {"type": "integer"}}}
-    response = ask(client, text=text, tools=TOOLS, tool_choice="required", max_output_tokens=400, seed=1)
+    response = send(client, text=text, tools=TOOLS, tool_choice="required", max_output_tokens=400, seed=1)
     assert {item.type for item in response.output} == {"function_call"}
     jsonschema.validate(json.loads(response.output[0].arguments), SCHEMA | {"required": []})
 
@@ -331,21 +331,21 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_wrong_is_refused_by_name(client: OpenAI, fields: dict[str, Any], param: str, stream: bool) -> None:
     with pytest.raises(openai.NotFoundError if param == "model" else openai.BadRequestError) as raised:
-        ask(client, **fields, stream=stream)
+        send(client, **fields, stream=stream)
     assert raised.value.param == param
     assert param.split("[")[0].split(".")[0] in raised.value.message or param == "input"
 
 
 def test_a_stream_that_fails_ends_with_a_failed_response(client: OpenAI) -> None:
     late = {"X-Request-Timeout-Seconds": "3"}
-    *_, last = ask(client, max_output_tokens=8000, logit_bias={"0": -100}, extra_headers=late, stream=True)  # may end
+    *_, last = send(client, max_output_tokens=8000, logit_bias={"0": -100}, extra_headers=late, stream=True)  # may end
     assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
     assert "time" in last.response.error.message
 
 
 def test_nothing_is_held_for_a_client_that_leaves(agent: AgentServer, client: OpenAI) -> None:
     for _ in range(3):
-        stream = ask(client, max_output_tokens=8000, ignore_eos=True, stream=True)
+        stream = send(client, max_output_tokens=8000, ignore_eos=True, stream=True)
         next(iter(stream))
         stream.close()
     deadline = time.monotonic() + 60

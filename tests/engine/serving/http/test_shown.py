@@ -10,7 +10,7 @@ PROMPT = "the fox"
 LIMITED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 1, "seed": 4}
 
 
-def ask(server: EngineServer, path: str = "completions", **fields: Any) -> Any:
+def send(server: EngineServer, path: str = "completions", **fields: Any) -> Any:
     """Return the answer's choice. For a chat it also has the response's `prompt_token_ids`."""
     question = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
     response = server.post(f"/v1/{path}", {**question, **LIMITED, **fields})
@@ -20,7 +20,7 @@ def ask(server: EngineServer, path: str = "completions", **fields: Any) -> Any:
 
 
 def ids_of(server: EngineServer, path: str = "completions", **fields: Any) -> list[int]:
-    ids: list[int] = ask(server, path, return_token_ids=True, **fields)["token_ids"]
+    ids: list[int] = send(server, path, return_token_ids=True, **fields)["token_ids"]
     return ids
 
 
@@ -38,7 +38,7 @@ def test_biases_allowed_tokens_and_bad_words_limit_what_is_chosen(server: Engine
     assert ids_of(server, path, temperature=0, logit_bias={first: -100})[0] != free[0]
     assert set(ids_of(server, path, logit_bias={"77": 100})) == {77}
     assert set(ids_of(server, path, allowed_token_ids=[70, 71, 72])) == {70, 71, 72}
-    tokens = ask(server, temperature=0, logprobs=0, return_token_ids=True)
+    tokens = send(server, temperature=0, logprobs=0, return_token_ids=True)
     word, banned = next(
         (text, token_id)
         for text, token_id in zip(tokens["logprobs"]["tokens"], tokens["token_ids"], strict=True)
@@ -75,7 +75,7 @@ def test_parameters_that_forbid_every_token_end_a_request_with_a_reason(server: 
 def test_token_ids_are_all_that_were_generated_streamed_alike(
     server: EngineServer, path: str, ending: dict[str, Any]
 ) -> None:
-    whole = ask(server, path, return_token_ids=True, **ending)
+    whole = send(server, path, return_token_ids=True, **ending)
     question = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
     body = {**question, **LIMITED, **ending, "return_token_ids": True, "stream": True}
     lines = server.post(f"/v1/{path}", {**body, "stream_options": {"include_usage": True}}).text.split("\n\n")
@@ -83,20 +83,20 @@ def test_token_ids_are_all_that_were_generated_streamed_alike(
     streamed = [token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", ())]
     assert streamed == whole["token_ids"]
     assert len(streamed) == last["usage"]["completion_tokens"]
-    told = [
+    shown = [
         ids
         for chunk in chunks
         for ids in (chunk.get("prompt_token_ids"), chunk["choices"][0].get("prompt_token_ids"))
         if ids
     ]
-    assert told == [whole["prompt_token_ids"]]
-    assert len(told[0]) == last["usage"]["prompt_tokens"]
+    assert shown == [whole["prompt_token_ids"]]
+    assert len(shown[0]) == last["usage"]["prompt_tokens"]
 
 
 def test_token_ids_end_with_the_token_that_completes_a_stop_string(server: EngineServer) -> None:
-    ids, text = ids_of(server), ask(server)["text"]
+    ids, text = ids_of(server), send(server)["text"]
     stop = next(text[i : i + 2] for i in range(6, 20) if text[i : i + 2].isascii())
-    cut = ask(server, stop=stop, return_token_ids=True)
+    cut = send(server, stop=stop, return_token_ids=True)
     assert cut["token_ids"] == ids[: len(cut["token_ids"])] != ids
 
 
@@ -121,28 +121,30 @@ def test_the_stop_string_and_the_stop_token_are_shown_if_they_are_wanted(server:
 
 def test_log_probabilities_of_named_tokens_are_theirs(server: EngineServer) -> None:
     both = {"logprobs": True, "max_tokens": 3}
-    best = ask(server, "chat/completions", **both, top_logprobs=20)["logprobs"]["content"]
-    named = ask(server, "chat/completions", **both, logprob_token_ids=[9, 200, 7], return_tokens_as_token_ids=True)
+    best = send(server, "chat/completions", **both, top_logprobs=20)["logprobs"]["content"]
+    named = send(server, "chat/completions", **both, logprob_token_ids=[9, 200, 7], return_tokens_as_token_ids=True)
     for token, other in zip(named["logprobs"]["content"], best, strict=True):
-        wanted_names = ["token_id:9", "token_id:200", "token_id:7"]
-        chosen = [] if token["token"] in wanted_names else [token["token"]]
-        assert [top["token"] for top in token["top_logprobs"]] == wanted_names + chosen
+        expected_names = ["token_id:9", "token_id:200", "token_id:7"]
+        chosen = [] if token["token"] in expected_names else [token["token"]]
+        assert [top["token"] for top in token["top_logprobs"]] == expected_names + chosen
         assert token["logprob"] == pytest.approx(other["logprob"])
         known = {tuple(top["bytes"]): top["logprob"] for top in other["top_logprobs"]}
         assert all(top["logprob"] == token["logprob"] for top in token["top_logprobs"][3:])
         for top in token["top_logprobs"][:3]:
-            wanted = known.get(tuple(top["bytes"]))
+            expected = known.get(tuple(top["bytes"]))
             assert (
-                top["logprob"] == pytest.approx(wanted) if wanted is not None else top["logprob"] < min(known.values())
+                top["logprob"] == pytest.approx(expected)
+                if expected is not None
+                else top["logprob"] < min(known.values())
             )
 
 
 def test_completions_name_tokens_by_their_ids_if_requested(server: EngineServer) -> None:
-    answer = ask(server, logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True)
+    answer = send(server, logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True)
     names = [f"token_id:{token_id}" for token_id in answer["token_ids"]]
     assert answer["logprobs"]["tokens"] == names
     assert all(name in top for name, top in zip(names, answer["logprobs"]["top_logprobs"], strict=True))
-    named = ask(server, logprobs=0, logprob_token_ids=[5], return_tokens_as_token_ids=True)
+    named = send(server, logprobs=0, logprob_token_ids=[5], return_tokens_as_token_ids=True)
     assert all("token_id:5" in top for top in named["logprobs"]["top_logprobs"])
 
 
@@ -150,7 +152,7 @@ def test_an_answer_continues_the_last_message(server: EngineServer) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the qui"}]
     body = {"messages": messages, **LIMITED, "continue_final_message": True, "add_generation_prompt": False}
     chat = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
-    assert chat == ask(server, prompt="<|user|>a<|end|><|assistant|>the qui")["text"]
+    assert chat == send(server, prompt="<|user|>a<|end|><|assistant|>the qui")["text"]
     shown = server.post("/v1/chat/completions", body | {"echo": True}).json()["choices"][0]["message"]["content"]
     assert shown == f"the qui{chat}"
     lines = server.post("/v1/chat/completions", body | {"echo": True, "stream": True}).text.split("\n\n")

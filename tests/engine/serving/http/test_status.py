@@ -120,9 +120,9 @@ def test_a_level_that_is_none_is_refused_of_requests_and_of_places(server: Engin
     )
 
 
-@pytest.mark.parametrize("wish", ["", "a b", "x" * 129])
-def test_an_odd_request_id_is_replaced(server: EngineServer, wish: str) -> None:
-    returned = server.client.get(server.url + "/livez", headers={"X-Request-Id": wish}).headers["X-Request-Id"]
+@pytest.mark.parametrize("request_id", ["", "a b", "x" * 129])
+def test_an_odd_request_id_is_replaced(server: EngineServer, request_id: str) -> None:
+    returned = server.client.get(server.url + "/livez", headers={"X-Request-Id": request_id}).headers["X-Request-Id"]
     assert re.fullmatch(r"[0-9a-f]{32}", returned)
 
 

@@ -26,7 +26,7 @@ def text_of(choice: Any) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
-def ask(server: EngineServer, path: str, body: dict[str, Any]) -> Any:
+def send(server: EngineServer, path: str, body: dict[str, Any]) -> Any:
     response = server.post(f"/v1/{path}", {"max_tokens": 400, "temperature": 1, "seed": 0, **body})
     assert response.status_code == 200, response.text
     return response.json()
@@ -48,7 +48,7 @@ def test_an_answer_is_valid_by_its_schema(
     server: EngineServer, path: str, question: dict[str, Any], form: dict[str, Any]
 ) -> None:
     for seed in range(3):
-        choice = ask(server, path, {**question, **form, "seed": seed, "n": 2})["choices"][seed % 2]
+        choice = send(server, path, {**question, **form, "seed": seed, "n": 2})["choices"][seed % 2]
         assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(text_of(choice)), SCHEMA)
 
@@ -68,7 +68,7 @@ def test_an_answer_is_valid_by_its_schema(
 def test_an_answer_is_one_of_what_is_allowed(server: EngineServer, form: dict[str, Any], words: set[str]) -> None:
     seen = set()
     for seed in range(8):
-        (choice,) = ask(server, "completions", {"prompt": "a", **form, "seed": seed, "temperature": 1.8})["choices"]
+        (choice,) = send(server, "completions", {"prompt": "a", **form, "seed": seed, "temperature": 1.8})["choices"]
         assert choice["finish_reason"] == "stop"
         seen.add(choice["text"])
     assert seen <= words
@@ -76,7 +76,7 @@ def test_an_answer_is_one_of_what_is_allowed(server: EngineServer, form: dict[st
 
 def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
     body = {"prompt": "a", "response_format": FORMAT, "seed": 3, "max_tokens": 200}
-    whole = ask(server, "completions", body)["choices"][0]
+    whole = send(server, "completions", body)["choices"][0]
     lines = server.post("/v1/completions", {"temperature": 1, "seed": 0, **body, "stream": True}).text.split("\n\n")
     chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
@@ -86,7 +86,7 @@ def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
 def test_any_object_is_one_and_may_be_cut_at_the_limit(server: EngineServer) -> None:
     body = {"prompt": "a", "response_format": {"type": "json_object"}, "max_tokens": 30}
     for seed in range(5):
-        choice = ask(server, "completions", {**body, "seed": seed})["choices"][0]
+        choice = send(server, "completions", {**body, "seed": seed})["choices"][0]
         assert choice["text"].startswith("{")
         if choice["finish_reason"] == "stop":
             assert isinstance(json.loads(choice["text"]), dict)
@@ -94,8 +94,8 @@ def test_any_object_is_one_and_may_be_cut_at_the_limit(server: EngineServer) -> 
 
 def test_text_is_free(server: EngineServer) -> None:
     body = {"prompt": "a", "seed": 1, "max_tokens": 20, "ignore_eos": True}
-    free = ask(server, "completions", body)["choices"]
-    assert ask(server, "completions", {**body, "response_format": {"type": "text"}})["choices"] == free
+    free = send(server, "completions", body)["choices"]
+    assert send(server, "completions", {**body, "response_format": {"type": "text"}})["choices"] == free
 
 
 class Thing(BaseModel):

@@ -71,11 +71,11 @@ def test_an_answer_of_many_tokens_is_refused(server: EngineServer) -> None:
 
 
 def test_the_tokenizer_is_described_as_its_files_have_it(server: EngineServer, theirs: Any) -> None:
-    told = server.get("/tokenizer_info").json()
-    assert told["chat_template"] == theirs.chat_template
-    assert (told["eos_token"], told["pad_token"]) == (theirs.eos_token, theirs.pad_token)
-    assert told["tokenizer_class"]
-    assert not [name for name in told if name.endswith("_file")]
+    info = server.get("/tokenizer_info").json()
+    assert info["chat_template"] == theirs.chat_template
+    assert (info["eos_token"], info["pad_token"]) == (theirs.eos_token, theirs.pad_token)
+    assert info["tokenizer_class"]
+    assert not [name for name in info if name.endswith("_file")]
 
 
 def test_a_model_that_generates_is_described_elsewhere(server: EngineServer) -> None:

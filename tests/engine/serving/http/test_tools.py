@@ -55,7 +55,7 @@ def either(request: pytest.FixtureRequest) -> EngineServer:
     return server
 
 
-def ask(server: EngineServer, **fields: Any) -> ChatCompletion:
+def send(server: EngineServer, **fields: Any) -> ChatCompletion:
     body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "temperature": 1, "seed": 0, **fields}
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 200, response.text
@@ -77,7 +77,7 @@ def check_calls(answer: ChatCompletion) -> int:
 
 def test_a_tool_that_is_named_is_called_with_valid_arguments(either: EngineServer) -> None:
     for seed in range(4):
-        answer = ask(either, tool_choice=NAMED, seed=seed)
+        answer = send(either, tool_choice=NAMED, seed=seed)
         assert check_calls(answer) == 1
         assert answer.choices[0].message.tool_calls[0].function.name == "get_weather"  # type: ignore[index, union-attr]
 
@@ -85,7 +85,7 @@ def test_a_tool_that_is_named_is_called_with_valid_arguments(either: EngineServe
 def test_where_a_call_is_required_some_tool_is_called(either: EngineServer) -> None:
     names = set()
     for seed in range(8):
-        answer = ask(either, tool_choice="required", parallel_tool_calls=False, seed=seed)
+        answer = send(either, tool_choice="required", parallel_tool_calls=False, seed=seed)
         assert check_calls(answer) == 1
         names.add(answer.choices[0].message.tool_calls[0].function.name)  # type: ignore[index, union-attr]
     assert names <= SCHEMAS.keys()
@@ -94,7 +94,7 @@ def test_where_a_call_is_required_some_tool_is_called(either: EngineServer) -> N
 def test_several_tools_may_be_called(either: EngineServer) -> None:
     numbers = set()
     for seed in range(12):
-        answer = ask(either, tool_choice="required", seed=seed, max_tokens=900)
+        answer = send(either, tool_choice="required", seed=seed, max_tokens=900)
         if answer.choices[0].finish_reason != "length":
             numbers.add(check_calls(answer))
     assert max(numbers) > 1
@@ -104,7 +104,7 @@ def test_several_tools_may_be_called(either: EngineServer) -> None:
 def test_a_stream_reports_the_same_calls(either: EngineServer, choice: Any) -> None:
     for seed in range(3):
         body = {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
-        (whole,) = ask(either, **body).choices
+        (whole,) = send(either, **body).choices
         with OpenAI(base_url=either.url + "/v1", **CLIENT) as client:
             stream: Any = client.chat.completions.create(
                 model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=300, temperature=1, stream=True, **body
@@ -115,9 +115,9 @@ def test_a_stream_reports_the_same_calls(either: EngineServer, choice: Any) -> N
         assert [(call.function.name, call.type) for call in calls if call.id] == [
             (whole.message.tool_calls[0].function.name, "function")  # type: ignore[index, union-attr]
         ]
-        told = "".join(call.function.arguments for call in calls)
-        assert told == whole.message.tool_calls[0].function.arguments  # type: ignore[index, union-attr]
-        assert len(calls) > 2 or told == "{}"
+        arguments = "".join(call.function.arguments for call in calls)
+        assert arguments == whole.message.tool_calls[0].function.arguments  # type: ignore[index, union-attr]
+        assert len(calls) > 2 or arguments == "{}"
         assert not any(chunk.delta.content for chunk in chunks)
         assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
 
@@ -149,7 +149,7 @@ def test_the_client_s_helpers_know_the_calls(hermes: EngineServer) -> None:
 
 
 def test_a_model_that_is_free_to_call_answers_with_text_too(hermes: EngineServer) -> None:
-    free = ask(hermes, seed=1, max_tokens=20, ignore_eos=True).choices[0]
+    free = send(hermes, seed=1, max_tokens=20, ignore_eos=True).choices[0]
     assert free.message.tool_calls is None
     assert free.message.content
     assert free.finish_reason == "length"
@@ -159,16 +159,16 @@ def test_what_a_free_model_writes_as_a_call_is_one(hermes: EngineServer) -> None
     """A grammar, which is not that of a tool, replaces a model that can call tools."""
     text = 'Look: <tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>\\n'
     for number in (1, 2):
-        answer = ask(hermes, guided_regex=f"(?:{text.replace('{', '[{]').replace('}', '[}]')}){{{number}}}")
+        answer = send(hermes, guided_regex=f"(?:{text.replace('{', '[{]').replace('}', '[}]')}){{{number}}}")
         message = answer.choices[0].message
         assert [call.function.name for call in message.tool_calls or []] == ["now"] * number  # type: ignore[union-attr]
         assert answer.choices[0].finish_reason == "tool_calls"
 
 
 def test_a_call_that_is_cut_is_reported_as_far_as_it_is_complete(hermes: EngineServer) -> None:
-    whole = ask(hermes, tool_choice=NAMED, seed=5)
+    whole = send(hermes, tool_choice=NAMED, seed=5)
     num_tokens = whole.usage.completion_tokens  # type: ignore[union-attr]
-    cut = ask(hermes, tool_choice=NAMED, seed=5, max_tokens=num_tokens - 20).choices[0]
+    cut = send(hermes, tool_choice=NAMED, seed=5, max_tokens=num_tokens - 20).choices[0]
     assert cut.finish_reason == "length"
     (call,) = cut.message.tool_calls  # type: ignore[misc]
     arguments = whole.choices[0].message.tool_calls[0].function.arguments  # type: ignore[index, union-attr]
@@ -177,7 +177,7 @@ def test_a_call_that_is_cut_is_reported_as_far_as_it_is_complete(hermes: EngineS
 
 def test_tools_are_shown_to_the_model_unless_it_may_call_none(hermes: EngineServer) -> None:
     def count(**fields: Any) -> int:
-        return ask(hermes, max_tokens=1, **fields).usage.prompt_tokens  # type: ignore[union-attr]
+        return send(hermes, max_tokens=1, **fields).usage.prompt_tokens  # type: ignore[union-attr]
 
     bare = count(tools=None)
     assert count(tool_choice="none") == bare

@@ -21,12 +21,12 @@ def read_used(server: EngineServer, key: str) -> dict[str, int]:
     return used
 
 
-def ask(server: EngineServer, key: str, **fields: Any) -> httpx.Response:
+def send(server: EngineServer, key: str, **fields: Any) -> httpx.Response:
     return server.post("/v1/completions", BODY | fields, **{USAGE_HEADER: key})
 
 
 def test_a_whole_answer_has_its_report_in_a_header(server: EngineServer) -> None:
-    answer = ask(server, "whole")
+    answer = send(server, "whole")
     used = json.loads(answer.headers[USAGE_HEADER])
     assert (used["prompt_tokens"], used["completion_tokens"]) == (len(PROMPT), 10)
     assert answer.json()["usage"]["completion_tokens"] == 10
@@ -36,17 +36,17 @@ def test_a_whole_answer_has_its_report_in_a_header(server: EngineServer) -> None
 def test_a_stream_has_its_report_behind_its_last_event(server: EngineServer) -> None:
     plain = server.post("/v1/completions", BODY | {"stream": True}).content
     assert USAGE_MARK not in plain
-    answer = ask(server, "stream", stream=True, stream_options={"include_usage": True})
+    answer = send(server, "stream", stream=True, stream_options={"include_usage": True})
     events, _, report = answer.content.partition(USAGE_MARK)
     assert events.endswith(b"data: [DONE]\n\n")
-    told = json.loads(events.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
-    assert json.loads(report)["completion_tokens"] == told["completion_tokens"] == 10
+    usage = json.loads(events.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
+    assert json.loads(report)["completion_tokens"] == usage["completion_tokens"] == 10
     assert json.loads(answer.headers[USAGE_HEADER])["prompt_tokens"] == len(PROMPT), "known from the first token on"
 
 
 def test_prompts_count_once_and_cached_tokens_are_reported_to_the_gateway_alone(server: EngineServer) -> None:
-    ask(server, "before")
-    answer = ask(server, "cached", prompt=[PROMPT, PROMPT], n=2)
+    send(server, "before")
+    answer = send(server, "cached", prompt=[PROMPT, PROMPT], n=2)
     used = json.loads(answer.headers[USAGE_HEADER])
     assert (used["prompt_tokens"], used["completion_tokens"]) == (2 * len(PROMPT), 40)
     assert 0 < used["cached_tokens"] < 2 * len(PROMPT)
@@ -54,7 +54,7 @@ def test_prompts_count_once_and_cached_tokens_are_reported_to_the_gateway_alone(
 
 
 def test_what_is_refused_has_used_nothing(server: EngineServer) -> None:
-    answer = ask(server, "refused", max_tokens=-1)
+    answer = send(server, "refused", max_tokens=-1)
     assert answer.status_code == 400
     assert set(json.loads(answer.headers[USAGE_HEADER]).values()) == {0}
 
@@ -74,7 +74,7 @@ def test_of_an_answer_whose_client_has_left_the_tokens_until_then_are_known(serv
 
 @pytest.mark.parametrize("key", ["", "no-such-key", "a" * 65])
 def test_a_key_that_no_request_has_is_not_found(server: EngineServer, key: str) -> None:
-    answer = ask(server, key) if key != "no-such-key" else ask(server, "another")
+    answer = send(server, key) if key != "no-such-key" else send(server, "another")
     assert (USAGE_HEADER in answer.headers) == (key == "no-such-key")
     assert server.get(f"/usage?key={key}").status_code == 404
 

@@ -184,8 +184,8 @@ async def test_a_worker_that_dies_or_retires_is_replaced_and_costs_at_most_its_o
             pool.workers.kill("a")
         else:
             pool.workers.answer("a", retires=True)
-        told = (InvalidRequest, "could not be rendered") if dies else (UnknownModel, "a")
-        with pytest.raises(told[0], match=told[1]):
+        refusal = (InvalidRequest, "could not be rendered") if dies else (UnknownModel, "a")
+        with pytest.raises(refusal[0], match=refusal[1]):
             await pool.prepared["a"]
         await pool.given("b", "c", "d")
         assert pool.workers.num_started == NUM_WORKERS + 1

@@ -21,7 +21,7 @@ HOSTILE = {
 }
 
 
-def say(text: str) -> dict[str, object]:
+def make_message(text: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
 
@@ -49,16 +49,16 @@ def test_a_tokenizer_on_a_node_of_many_cpus_fits_into_a_job_s_memory(hostile: En
 def test_a_hostile_template_is_refused_with_a_reason_and_the_next_chat_goes_on(
     hostile: EngineServer, name: str
 ) -> None:
-    answer = hostile.post(CHAT, say(name))
+    answer = hostile.post(CHAT, make_message(name))
     assert answer.status_code == 400, answer.text
     assert "template" in answer.json()["error"]["message"]
-    assert hostile.post(CHAT, say("hello")).status_code == 200
+    assert hostile.post(CHAT, make_message("hello")).status_code == 200
 
 
 @pytest.mark.slow
 def test_looping_templates_leave_completions_and_probes_alone(hostile: EngineServer) -> None:
     with ThreadPoolExecutor(6) as threads:
-        looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
+        looping = [threads.submit(hostile.post, CHAT, make_message("loop")) for _ in range(6)]
         answered = [hostile.post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code, hostile.load()["running"]]
         assert not all(future.done() for future in looping)
         assert answered == [200, 0]
@@ -68,8 +68,8 @@ def test_looping_templates_leave_completions_and_probes_alone(hostile: EngineSer
 @pytest.mark.slow
 def test_a_request_waits_for_a_worker_no_longer_than_its_own_time(hostile: EngineServer) -> None:
     with ThreadPoolExecutor(6) as threads:
-        looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
-        timed = hostile.post(CHAT, say("loop"), **{"X-Request-Timeout-Seconds": "0.5"})
+        looping = [threads.submit(hostile.post, CHAT, make_message("loop")) for _ in range(6)]
+        timed = hostile.post(CHAT, make_message("loop"), **{"X-Request-Timeout-Seconds": "0.5"})
         assert timed.status_code == 504
         assert {future.result().status_code for future in looping} == {400}
 
@@ -78,7 +78,7 @@ def test_four_mebibytes_of_wrong_messages_leave_the_others_their_turns(hostile: 
     body = b'{"messages":[' + b",".join([b"1"] * 500_000) + b"]}"
     with ThreadPoolExecutor(4) as threads:
         wrong = [threads.submit(hostile.post, CHAT, body) for _ in range(4)]
-        assert hostile.post(CHAT, say("hello")).status_code == 200
+        assert hostile.post(CHAT, make_message("hello")).status_code == 200
         assert {future.result().status_code for future in wrong} == {400}
 
 
@@ -88,7 +88,7 @@ def test_idle_workers_that_are_killed_are_replaced_and_no_request_is_refused(hos
     for pid in workers:
         os.kill(pid, 9)
     wait_until(lambda: len(set(children(fork_server)) - set(workers)) == len(workers), "new workers", hostile)
-    answers = [hostile.post(CHAT, say("hello")).status_code for _ in range(2 * len(workers))]
+    answers = [hostile.post(CHAT, make_message("hello")).status_code for _ in range(2 * len(workers))]
     assert set(answers) == {200}
 
 
@@ -99,8 +99,8 @@ def test_workers_that_are_stopped_are_replaced_and_their_requests_may_be_sent_ag
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(len(workers)) as threads:
-        asked = [threads.submit(hostile.post, COMPLETION, {"prompt": "a", "max_tokens": 1}) for _ in workers]
-        answers = [future.result() for future in asked]
+        futures = [threads.submit(hostile.post, COMPLETION, {"prompt": "a", "max_tokens": 1}) for _ in workers]
+        answers = [future.result() for future in futures]
     assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(503, "unavailable")}
     assert hostile.post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code == 200
     assert not set(workers) & set(children(fork_server))

@@ -149,8 +149,8 @@ def read_in_a_child(model: ServedModel, kind: str, body: bytes) -> int:
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(writer)
-    with open(reader, "rb") as said:
-        return int(said.read())
+    with open(reader, "rb") as pipe:
+        return int(pipe.read())
 
 
 def peak_bytes() -> int:

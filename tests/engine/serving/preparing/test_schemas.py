@@ -253,7 +253,7 @@ def test_no_alternatives_need_no_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({}, (False, False)),
         ({"include_usage": True}, (True, False)),
@@ -263,11 +263,11 @@ def test_no_alternatives_need_no_log_probabilities() -> None:
         ({"include_usage": None, "continuous_usage_stats": None}, (False, False)),
     ],
 )
-def test_usage_in_each_chunk_comes_with_usage_at_the_end(options: Any, wanted: tuple[bool, bool]) -> None:
+def test_usage_in_each_chunk_comes_with_usage_at_the_end(options: Any, expected: tuple[bool, bool]) -> None:
     body = {"prompt": "a", "stream": True, "stream_options": options}
     fields = CompletionRequest.model_validate_json(json.dumps(body))
     assert fields.stream_options is not None
-    assert fields.stream_options.usage_wanted() == wanted
+    assert fields.stream_options.usage_wanted() == expected
 
 
 def test_stream_options_need_a_stream() -> None:

@@ -46,8 +46,8 @@ class Classifier:
         self.directory = directory
         self.model = save_classifier(kind, directory, **changes)
         self.types = [split_types(self.model, prompt) for prompt in PROMPTS]
-        told = [classify(self.model, *both) for both in zip(PROMPTS, self.types, strict=True)]
-        self.logits = [find_likeliest(each) if each.dim() > 1 else each for each in told]
+        scores = [classify(self.model, *both) for both in zip(PROMPTS, self.types, strict=True)]
+        self.logits = [find_likeliest(each) if each.dim() > 1 else each for each in scores]
 
     def make_core(self, **changes: Any) -> EngineCore:
         return make_core(self.directory, **changes)
@@ -181,9 +181,9 @@ def facts_of(core: EngineCore) -> ClassifierFacts:
 def test_what_scores_are_made_by_is_read_from_the_model_s_files(
     tmp_path: Path, changes: dict[str, Any], task: str, activation: str
 ) -> None:
-    asked = changes.pop("task", "auto")
+    given_task = changes.pop("task", "auto")
     save_classifier("bert", tmp_path, **changes)
-    core = make_core(tmp_path, task=asked)
+    core = make_core(tmp_path, task=given_task)
     assert (core.facts.task, facts_of(core).activation) == (task, activation)
     assert facts_of(core).num_token_types == 2
 

@@ -35,7 +35,7 @@ def start(folder: Path, **changes: Any) -> EngineCore:
     return EngineCore(config, build_runner(config))
 
 
-def ask(core: EngineCore, items: list[dict[str, Tensor]]) -> list[RequestOutput]:
+def run_items(core: EngineCore, items: list[dict[str, Tensor]]) -> list[RequestOutput]:
     for number, item in enumerate(items):
         cost = max(1, sum(tensor.num_elements for tensor in item.values()))
         core.add_request(EngineRequest(request_id=str(number), payload=encode_tensors(item), payload_cost=cost))
@@ -82,7 +82,7 @@ def test_each_item_gets_what_it_gets_alone(kind: str, mode: str, tmp_path: Path)
     signature = read_facts(core.facts).signature
     items = make_items(signature, 23)
     steps = core.stats().num_steps
-    outputs = ask(core, items)
+    outputs = run_items(core, items)
     assert core.stats().num_steps - steps >= (23 if mode == "none" else 6)
     for item, output in zip(items, outputs, strict=True):
         assert (output.finish_reason, output.message) == (FinishReason.STOP, None)
@@ -119,7 +119,7 @@ def spoken(tmp_path: Path) -> EngineCore:
 
 
 def test_a_class_takes_strings_and_gives_strings(spoken: EngineCore) -> None:
-    outputs = ask(spoken, [words(b"one"), words(b"two", 3), words(b"")])
+    outputs = run_items(spoken, [words(b"one"), words(b"two", 3), words(b"")])
     found = [decode_tensors(output.payload or b"") for output in outputs]
     assert [list(decode_elements(each["upper"].data)) for each in found] == [[b"ONE!"], [b"TWOTWOTWO!"], [b"!"]]
     assert [read_tensor(each["length"]).item() for each in found] == [4, 10, 1]
@@ -127,21 +127,21 @@ def test_a_class_takes_strings_and_gives_strings(spoken: EngineCore) -> None:
 
 @pytest.mark.parametrize("bad", [{3}, {0, 15}, set(range(16)), {5, 6, 7}])
 def test_items_that_a_model_refuses_fail_alone(bad: set[int], spoken: EngineCore) -> None:
-    outputs = ask(spoken, [words(b"bad" if number in bad else b"good") for number in range(16)])
+    outputs = run_items(spoken, [words(b"bad" if number in bad else b"good") for number in range(16)])
     for number, output in enumerate(outputs):
         if number in bad:
             assert output.finish_reason is FinishReason.ERROR
             assert output.message == "the model cannot compute this item: ValueError: no bad words, please"
         else:
             assert output.finish_reason is FinishReason.STOP
-    assert ask(spoken, [words(b"good")])[0].finish_reason is FinishReason.STOP
+    assert run_items(spoken, [words(b"good")])[0].finish_reason is FinishReason.STOP
 
 
 def test_a_class_pads_and_answers_are_cut(tmp_path: Path) -> None:
     core = start(tmp_path, model_class=f"{CLASSES}:Mean", max_model_len=50)
     assert read_facts(core.facts).signature.lengths == {"n": (1, 50)}
     rows = [torch.arange(1, length + 1, dtype=torch.float32) for length in (1, 7, 50, 3)]
-    for row, output in zip(rows, ask(core, [{"numbers": write_tensor(row)} for row in rows]), strict=True):
+    for row, output in zip(rows, run_items(core, [{"numbers": write_tensor(row)} for row in rows]), strict=True):
         found = decode_tensors(output.payload or b"")
         assert torch.allclose(read_tensor(found["mean"]), row.mean())
         assert torch.allclose(read_tensor(found["centred"]), row - row.mean())
@@ -219,5 +219,5 @@ def test_a_length_that_is_not_the_batchs_own_fails_its_item(tmp_path: Path) -> N
     core = start(tmp_path)
     good = {"ids": write_tensor(torch.tensor([1, 2, 3]))}
     bad = {"ids": write_tensor(torch.tensor([1, 99]))}
-    reasons = [output.finish_reason for output in ask(core, [good, bad, good])]
+    reasons = [output.finish_reason for output in run_items(core, [good, bad, good])]
     assert reasons == [FinishReason.STOP, FinishReason.ERROR, FinishReason.STOP]

@@ -65,6 +65,6 @@ def test_no_listed_operator_changes_its_arguments_or_leaves_its_tensors() -> Non
 @pytest.mark.timeout(600)
 def test_no_arguments_end_the_process() -> None:
     command = [sys.executable, "-m", "tests.engine.tasks.custom.hostile", "1", "12", str(1 << 29)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.stdout == "end\n", told.stdout[-2000:] + told.stderr[-2000:]
-    assert told.returncode == 0
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert output.stdout == "end\n", output.stdout[-2000:] + output.stderr[-2000:]
+    assert output.returncode == 0

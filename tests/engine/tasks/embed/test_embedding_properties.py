@@ -90,7 +90,7 @@ class EmbeddingHistory(SchedulerHistory):
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.turns = Turns(by_length=False)
         self.num_parties = 0
-        self.asked: dict[str, list[int]] = {}
+        self.added: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.num_prompt_tokens = 0  # of the vectors
         self.drains = drains
@@ -99,7 +99,7 @@ class EmbeddingHistory(SchedulerHistory):
     def add(self, lengths: list[int], together: bool) -> None:
         self.num_parties += 1
         for length in lengths:
-            number = len(self.asked)
+            number = len(self.added)
             prompt = [1000 + number, *range(length - 1)]
             request = EngineRequest(
                 request_id=f"r{number}",
@@ -112,7 +112,7 @@ class EmbeddingHistory(SchedulerHistory):
                 self.scheduler.add_request(request)
             except Overloaded:
                 continue
-            self.asked[request.request_id] = prompt
+            self.added[request.request_id] = prompt
             self.turns.came(self.scheduler.requests[request.request_id])
 
     @rule(choice=st.integers(0, 1000))
@@ -127,7 +127,7 @@ class EmbeddingHistory(SchedulerHistory):
     @rule(choice=st.integers(0, 1000))
     def poison(self, choice: int) -> None:
         if live := list(self.scheduler.requests):
-            self.model.poison.add(self.asked[live[choice % len(live)]][0])
+            self.model.poison.add(self.added[live[choice % len(live)]][0])
 
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
@@ -155,8 +155,8 @@ class EmbeddingHistory(SchedulerHistory):
             assert output.finish_reason is not FinishReason.STOP
         else:  # one that is aborted while its batch is not over tells what was held for it
             assert output.finish_reason in (FinishReason.STOP, FinishReason.ABORT)
-            assert output.payload == vector_of(self.asked[output.request_id])
-            self.num_prompt_tokens += len(self.asked[output.request_id])
+            assert output.payload == vector_of(self.added[output.request_id])
+            self.num_prompt_tokens += len(self.added[output.request_id])
 
     @invariant()
     def each_request_is_in_one_place(self) -> None:

@@ -49,9 +49,9 @@ class Dual:
 
 
 def pictures_of(facts: ModelFacts) -> PictureFacts:
-    told = EmbeddingFacts.read(facts).pictures
-    assert told is not None
-    return told
+    pictures = EmbeddingFacts.read(facts).pictures
+    assert pictures is not None
+    return pictures
 
 
 def add_pixels(core: EngineCore, name: str, pixels: bytes) -> None:

@@ -36,10 +36,10 @@ class Classifier:
         self.model = save_image_model(kind, directory, **changes)
         pipeline = open_pipeline(directory, self.model)
         labels = list(self.model.config.id2label.values())
-        told = [pipeline(each, top_k=len(labels), function_to_apply="none") for each in PICTURES]
+        scores = [pipeline(each, top_k=len(labels), function_to_apply="none") for each in PICTURES]
         self.logits = [
             torch.tensor([each["score"] for each in sorted(one, key=lambda each: labels.index(each["label"]))])
-            for one in told
+            for one in scores
         ]
 
     def make_core(self, **changes: Any) -> EngineCore:

@@ -97,14 +97,14 @@ class PictureHistory(SchedulerHistory):
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.turns = Turns(by_length=False)
-        self.asked: dict[str, EngineRequest] = {}
+        self.added: dict[str, EngineRequest] = {}
         self.ended: dict[str, FinishReason] = {}
         self.drains = drains
 
     @rule(pictures=st.lists(st.tuples(st.sampled_from(COSTS), st.integers(1, 6)), min_size=1, max_size=3))
     def add(self, pictures: list[tuple[int, int]]) -> None:
         for cost, num_steps in pictures:
-            name = f"r{len(self.asked)}"
+            name = f"r{len(self.added)}"
             request = EngineRequest(
                 request_id=name, payload=name.encode(), payload_cost=cost, num_steps=num_steps, arrival_time=self.now
             )
@@ -112,7 +112,7 @@ class PictureHistory(SchedulerHistory):
                 self.scheduler.add_request(request)
             except Overloaded:
                 continue
-            self.asked[name] = request
+            self.added[name] = request
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
@@ -126,7 +126,7 @@ class PictureHistory(SchedulerHistory):
     @rule(choice=st.integers(0, 1000))
     def poison(self, choice: int) -> None:
         if live := list(self.scheduler.requests):
-            self.model.poison.add(self.asked[live[choice % len(live)]].payload)
+            self.model.poison.add(self.added[live[choice % len(live)]].payload)
 
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
@@ -153,8 +153,8 @@ class PictureHistory(SchedulerHistory):
         self.ended[output.request_id] = output.finish_reason
         self.happened[output.finish_reason] += 1
         if output.payload is not None:
-            asked = self.asked[output.request_id]
-            assert output.payload == picture_of(asked.payload, asked.num_steps)
+            request = self.added[output.request_id]
+            assert output.payload == picture_of(request.payload, request.num_steps)
         else:
             assert output.finish_reason is not FinishReason.STOP
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.engine.embedding_cores import make_core
 from tests.engine.paint_models import (
-    WISHES,
+    BRIEFS,
+    Brief,
     Pixels,
-    Wish,
     add,
     change_json,
     open_pipeline,
@@ -43,16 +43,16 @@ class Painter:
         self.directory = directory
         save_paint_model(directory, scheduler, **settings)
         pipeline = open_pipeline(directory)
-        self.pictures = [paint(pipeline, wish) for wish in WISHES]
+        self.pictures = [paint(pipeline, brief) for brief in BRIEFS]
 
     def make_core(self, **changes: Any) -> EngineCore:
         return make_core(self.directory, **({"max_num_batched_tokens": 50_000, "max_num_seqs": 8} | changes))
 
     def paint(self, core: EngineCore) -> list[Pixels]:
-        for number, wish in enumerate(WISHES):
-            add(core, self.directory, str(number), wish)
+        for number, brief in enumerate(BRIEFS):
+            add(core, self.directory, str(number), brief)
         outputs = run(core)
-        return [read_last(outputs[str(number)], wish) for number, wish in enumerate(WISHES)]
+        return [read_last(outputs[str(number)], brief) for number, brief in enumerate(BRIEFS)]
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
@@ -63,10 +63,10 @@ def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
     return outputs
 
 
-def read_last(outputs: list[RequestOutput], wish: Wish) -> Pixels:
+def read_last(outputs: list[RequestOutput], brief: Brief) -> Pixels:
     assert outputs[-1].finish_reason is FinishReason.STOP, outputs[-1].message
     assert outputs[-1].payload is not None
-    return read_picture(outputs[-1].payload, wish.size)
+    return read_picture(outputs[-1].payload, brief.size)
 
 
 def distance(ours: list[Pixels], theirs: list[Pixels]) -> int:
@@ -83,7 +83,7 @@ def painter(tmp_path_factory: pytest.TempPathFactory) -> Painter:
 def test_every_mode_makes_the_pictures_of_diffusers(painter: Painter, mode: str) -> None:
     assert distance(painter.paint(painter.make_core(batching_mode=mode)), painter.pictures) <= 1
     kinds = {picture.tobytes() for picture in painter.pictures}
-    assert len(kinds) == len(WISHES), "the pictures differ, so that a mix-up shows"
+    assert len(kinds) == len(BRIEFS), "the pictures differ, so that a mix-up shows"
     assert min(int(np.ptp(picture)) for picture in painter.pictures) > 30, "they are no plain colour"
 
 
@@ -97,19 +97,19 @@ def test_pictures_join_and_leave_between_steps_and_share_a_forward_by_size(paint
     core = painter.make_core(batching_mode="continuous")
     rows = count_rows(core)
     small, wide = Size(32, 32), Size(48, 32)
-    wishes = [Wish("red", 1, 4, 1.0, small), Wish("blue", 2, 4, 5.0, small), Wish("green", 3, 3, 1.0, wide)]
+    briefs = [Brief("red", 1, 4, 1.0, small), Brief("blue", 2, 4, 5.0, small), Brief("green", 3, 3, 1.0, wide)]
     pipeline = open_pipeline(painter.directory)
     outputs: dict[str, list[RequestOutput]] = {}
-    for number, wish in enumerate(wishes):  # each joins while the ones before it run
-        add(core, painter.directory, str(number), wish)
+    for number, brief in enumerate(briefs):  # each joins while the ones before it run
+        add(core, painter.directory, str(number), brief)
         for output in core.step(0.0):
             outputs.setdefault(output.request_id, []).append(output)
     for name, later in run(core).items():
         outputs.setdefault(name, []).extend(later)
     # by step: the first alone, then with two rows of the second, then with the third in a forward of its own
     assert rows == [[1], [3], [3, 1], [3, 1], [2, 1]]
-    made = [read_last(outputs[str(number)], wish) for number, wish in enumerate(wishes)]
-    assert distance(made, [paint(pipeline, wish) for wish in wishes]) <= 1
+    made = [read_last(outputs[str(number)], brief) for number, brief in enumerate(briefs)]
+    assert distance(made, [paint(pipeline, brief) for brief in briefs]) <= 1
 
 
 def count_rows(core: EngineCore) -> list[list[int]]:
@@ -133,7 +133,7 @@ def test_a_batch_of_dynamic_takes_no_one_in_and_prefers_one_size(painter: Painte
     rows = count_rows(core)
     sizes = (Size(32, 32), Size(48, 32), Size(32, 32), Size(48, 32))
     for number, size in enumerate(sizes):
-        add(core, painter.directory, str(number), Wish("red", number, 2 + number // 2, 1.0, size))
+        add(core, painter.directory, str(number), Brief("red", number, 2 + number // 2, 1.0, size))
     run(core)
     assert rows == [[2], [2], [1], [2], [2], [1]]
     assert core.stats().batch_close_reasons == {"full": 2}
@@ -143,21 +143,21 @@ def test_a_step_has_no_more_pixels_than_its_budget(painter: Painter) -> None:
     core = painter.make_core(batching_mode="continuous", max_num_batched_tokens=2 * 32 * 32 + 32 * 32)
     rows = count_rows(core)
     for number, guidance in enumerate((5.0, 1.0, 5.0)):
-        add(core, painter.directory, str(number), Wish("red", number, 2, guidance))
+        add(core, painter.directory, str(number), Brief("red", number, 2, guidance))
     run(core)
     assert rows == [[3], [3], [2], [2]]
 
 
 def test_previews_are_the_picture_so_far_and_held_back_by_no_one_but_static(painter: Painter) -> None:
-    wish = Wish("the blue star", 1, 6, previews=(2, 4))
+    brief = Brief("the blue star", 1, 6, previews=(2, 4))
     for mode, number in (("continuous", 3), ("static", 1)):
         core = painter.make_core(batching_mode=mode)
-        add(core, painter.directory, "a", wish)
+        add(core, painter.directory, "a", brief)
         outputs = run(core)["a"]
         assert [output.finish_reason for output in outputs] == [None] * (number - 1) + [FinishReason.STOP]
-        pictures = [read_picture(output.payload or b"", wish.size) for output in outputs]
+        pictures = [read_picture(output.payload or b"", brief.size) for output in outputs]
         assert len({picture.tobytes() for picture in pictures}) == number
-        assert distance(pictures[-1:], [paint(open_pipeline(painter.directory), wish)]) <= 1
+        assert distance(pictures[-1:], [paint(open_pipeline(painter.directory), brief)]) <= 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -190,8 +190,8 @@ def test_a_step_that_fails_once_is_run_again_and_changes_no_picture(
 
 def test_a_picture_that_is_not_finite_ends_alone(painter: Painter) -> None:
     core = painter.make_core(batching_mode="continuous")
-    add(core, painter.directory, "good", WISHES[0])
-    add(core, painter.directory, "bad", Wish("red", 1, 400, 100.0))
+    add(core, painter.directory, "good", BRIEFS[0])
+    add(core, painter.directory, "bad", Brief("red", 1, 400, 100.0))
     core.step(0.0)
     runner = core.executor
     assert isinstance(runner, PaintRunner)
@@ -200,19 +200,19 @@ def test_a_picture_that_is_not_finite_ends_alone(painter: Painter) -> None:
     outputs = run(core)
     assert outputs["bad"][-1].finish_reason is FinishReason.ERROR
     assert "the model's picture is not finite" in str(outputs["bad"][-1].message)
-    assert distance([read_last(outputs["good"], WISHES[0])], painter.pictures[:1]) <= 1
+    assert distance([read_last(outputs["good"], BRIEFS[0])], painter.pictures[:1]) <= 1
     assert core.stats().num_steps < 10, "it ends at once"
 
 
 def test_an_aborted_picture_leaves_its_row_to_the_next_one(painter: Painter) -> None:
     core = painter.make_core(batching_mode="continuous", max_num_seqs=1)
-    add(core, painter.directory, "a", Wish("blue", 9, 9))
+    add(core, painter.directory, "a", Brief("blue", 9, 9))
     core.step(0.0)
     core.abort("a")
-    add(core, painter.directory, "b", WISHES[0])
+    add(core, painter.directory, "b", BRIEFS[0])
     outputs = run(core)
     assert outputs["a"][-1].finish_reason is FinishReason.ABORT
-    assert distance([read_last(outputs["b"], WISHES[0])], painter.pictures[:1]) <= 1
+    assert distance([read_last(outputs["b"], BRIEFS[0])], painter.pictures[:1]) <= 1
 
 
 def test_the_warm_up_runs_the_largest_batch_and_the_largest_picture(painter: Painter) -> None:

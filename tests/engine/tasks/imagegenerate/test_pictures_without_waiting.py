@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.paint_models import WISHES, add
+from tests.engine.paint_models import BRIEFS, add
 from tests.engine.tasks.imagegenerate.test_pictures import SCHEDULERS, Painter, distance, read_last, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -70,12 +70,12 @@ def watch(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> PaintRunner:
 
 def paint(core: EngineCore, painter: Painter) -> None:
     """Make the first two pictures, of which the second joins a step later, and compare them."""
-    add(core, painter.directory, "0", WISHES[0])
+    add(core, painter.directory, "0", BRIEFS[0])
     early = core.step(0.0)
-    add(core, painter.directory, "1", WISHES[1])
+    add(core, painter.directory, "1", BRIEFS[1])
     outputs = run(core)
     assert not [output for output in early if output.finish_reason], "it takes several steps"
-    made = [read_last(outputs[str(number)], WISHES[number]) for number in range(2)]
+    made = [read_last(outputs[str(number)], BRIEFS[number]) for number in range(2)]
     assert distance(made, painter.pictures[:2]) <= 1
 
 
@@ -93,7 +93,7 @@ def test_a_number_that_is_read_is_found_out(tmp_path: Path, monkeypatch: pytest.
     runner = watch(core, monkeypatch)
     read = []
     runner._parts.unet.register_forward_hook(lambda _, __, output: read.append(output[0].sum().item()))
-    add(core, painter.directory, "0", WISHES[0])
+    add(core, painter.directory, "0", BRIEFS[0])
     with pytest.raises(_ReadError, match="item"):
         run(core)
     assert not read

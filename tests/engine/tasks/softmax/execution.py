@@ -58,8 +58,8 @@ class SoftmaxRunner:
             computed = self._module(padded)
 
         def read() -> StepResult:
-            told = [row[: len(brought[number])].cpu() for number, row in zip(plan.rows, computed, strict=True)]
-            payloads = [row.numpy().tobytes() if row.isfinite().all() else b"" for row in told]
+            rows = [row[: len(brought[number])].cpu() for number, row in zip(plan.rows, computed, strict=True)]
+            payloads = [row.numpy().tobytes() if row.isfinite().all() else b"" for row in rows]
             return StepResult(plan.number, [], payloads=payloads)
 
         return lambda _: read

@@ -107,7 +107,7 @@ def add(core: EngineCore, part: Part) -> None:
 
 def read(transcript: Transcript) -> list[Segment]:
     return [
-        (round(told.segment.start, 3), round(told.segment.end, 3), told.segment.tokens) for told in transcript.segments
+        (round(each.segment.start, 3), round(each.segment.end, 3), each.segment.tokens) for each in transcript.segments
     ]
 
 
@@ -175,10 +175,10 @@ def test_words_have_the_times_of_transformers(tmp_path: Path, heads: list[list[i
     if heads is not None:
         tiny.model.generation_config.save_pretrained(tmp_path)
     core, sounds = tiny.make_core(), [SOUNDS[1], SOUNDS[3]]
-    told = tiny.transcribe(core, sounds, words=True, language="en")
+    transcripts = tiny.transcribe(core, sounds, words=True, language="en")
     extractor, end = WhisperFeatureExtractor.from_pretrained(tmp_path), AudioFacts.read(core.facts).end
     number = 0
-    for transcript, sound in zip(told, sounds, strict=True):
+    for transcript, sound in zip(transcripts, sounds, strict=True):
         made = extractor(
             sound,
             sampling_rate=RATE,
@@ -224,20 +224,20 @@ def test_text_of_closed_segments_comes_before_the_window_ends(tiny: Speech) -> N
 def test_language_task_and_prompt_are_those_of_transformers(tiny: Speech) -> None:
     core, prompt = tiny.make_core(), tiny.tokenizer.encode(" rot weiß", 9)
     facts = AudioFacts.read(core.facts)
-    (told,) = tiny.transcribe(core, SOUNDS[1:2], language="de", task="translate", prompt=prompt)
+    (transcript,) = tiny.transcribe(core, SOUNDS[1:2], language="de", task="translate", prompt=prompt)
     ids = torch.tensor([facts.previous, *prompt])
-    assert read(told) == tiny.expect(SOUNDS[1], language="de", task="translate", prompt_ids=ids)
-    assert told.language == "de"
-    assert read(told) != tiny.expect(SOUNDS[1], language="en", task="translate", prompt_ids=ids)
+    assert read(transcript) == tiny.expect(SOUNDS[1], language="de", task="translate", prompt_ids=ids)
+    assert transcript.language == "de"
+    assert read(transcript) != tiny.expect(SOUNDS[1], language="en", task="translate", prompt_ids=ids)
 
 
 def test_a_file_that_is_shorter_than_a_window_ends_with_its_sound(tiny: Speech) -> None:
     """Transformers goes on into the silence that fills its window."""
-    (told,) = tiny.transcribe(tiny.make_core(), [draw_sound(9, 2.5)])
+    (transcript,) = tiny.transcribe(tiny.make_core(), [draw_sound(9, 2.5)])
     expected = tiny.expect(draw_sound(9, 2.5))
     (first, *_) = expected
-    assert read(told)[: len(read(told)) - 1] == expected[: len(read(told)) - 1]
-    assert told.segments[0].segment.tokens[:3] == first[2][:3]
+    assert read(transcript)[: len(read(transcript)) - 1] == expected[: len(read(transcript)) - 1]
+    assert transcript.segments[0].segment.tokens[:3] == first[2][:3]
 
 
 def test_warm_up_runs_the_largest_batch(tiny: Speech) -> None:
@@ -323,5 +323,5 @@ def test_the_comparison_can_fail(
         monkeypatch.setattr(Decoder, "write_sound", lambda *_: None)
     else:
         monkeypatch.setattr(TranscriptRules, "accept", lambda *_: None)
-    told = tiny.transcribe(tiny.make_core(max_num_seqs=5), SOUNDS)
-    assert [read(each) for each in told] != expected
+    transcripts = tiny.transcribe(tiny.make_core(max_num_seqs=5), SOUNDS)
+    assert [read(each) for each in transcripts] != expected

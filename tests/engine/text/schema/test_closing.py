@@ -67,8 +67,8 @@ def rewrite(schema: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_object_that_names_its_properties_has_no_others(case: str) -> None:
-    given, wanted = CASES[case]
-    assert rewrite(given) == wanted
+    given, expected = CASES[case]
+    assert rewrite(given) == expected
 
 
 @pytest.mark.parametrize("case", UNCHANGED)
