@@ -43,7 +43,7 @@ class QuietSources:
     def serves(self, kind: ObjectKind) -> bool | None:
         return False
 
-    def request_warm_up(self, service: str, pod: str, tell: ReportWarmUp) -> None:
+    def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
         pass
 
     def find_name(self, service: str, name: str) -> NameAnswer:
@@ -77,19 +77,19 @@ def build_one(kind: str, **spec: Any) -> Object:
     return found
 
 
-def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
+def make_deployment(desired: int = 1, **changes: Any) -> DeploymentState:
     """Make a Deployment whose pods all exist, are updated and ready."""
     state = DeploymentState(
         generation=1,
         observed_generation=1,
-        requested_replicas=asked,
+        requested_replicas=desired,
         replicas_managers=frozenset({names.FIELD_MANAGER}),
         config_hash="aaaaaaaa",
         pod_template=NEWEST.template,
-        replicas=asked,
-        updated_replicas=asked,
-        ready_replicas=asked,
-        available_replicas=asked,
+        replicas=desired,
+        updated_replicas=desired,
+        ready_replicas=desired,
+        available_replicas=desired,
         revision=1,
         conditions=ROLLED_OUT,
     )

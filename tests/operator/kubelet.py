@@ -59,19 +59,19 @@ class Kubelet:
         if "deletionTimestamp" in pod["metadata"]:
             self._space.api.delete(self._space.path("Pod", name) + "?gracePeriodSeconds=0")
             return
-        wanted = self.decide(pod)
-        if wanted is None:
+        status = self.decide(pod)
+        if status is None:
             return
-        if wanted["phase"] == "Running":
+        if status["phase"] == "Running":
             if "nodeName" not in pod["spec"]:
                 binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": self._node}}
                 self._space.api.create(self._space.path("Pod", name, "binding"), binding)
             if self._has_addresses:
                 address = pod["status"].get("podIP") or self._next_address()
-                wanted = wanted | {"podIP": address, "podIPs": [{"ip": address}]}
-        if self._written.get(pod["metadata"]["uid"]) != wanted:
-            self._space.patch("Pod", name, {"status": wanted}, "status")
-            self._written[pod["metadata"]["uid"]] = wanted
+                status = status | {"podIP": address, "podIPs": [{"ip": address}]}
+        if self._written.get(pod["metadata"]["uid"]) != status:
+            self._space.patch("Pod", name, {"status": status}, "status")
+            self._written[pod["metadata"]["uid"]] = status
 
     def _next_address(self) -> str:
         self._addresses += 1
@@ -98,11 +98,11 @@ def running(pod: Json, *, ready: bool, found: str = "") -> Json:
 
 def fetch_failed(pod: Json, reason: str, message: str) -> Json:
     """Build a status: the fetch ended with a termination message and will be retried."""
-    told = json.dumps({"reason": reason, "message": message})
+    message_text = json.dumps({"reason": reason, "message": message})
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     return {
         "phase": "Pending",
-        "initContainerStatuses": [_container("fetch", waiting, last=terminated(1, "Error", told))],
+        "initContainerStatuses": [_container("fetch", waiting, last=terminated(1, "Error", message_text))],
         "containerStatuses": [_container("engine", {"waiting": {"reason": "PodInitializing"}})],
     }
 

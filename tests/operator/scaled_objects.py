@@ -75,9 +75,9 @@ def take_up(space: Space, name: str = "qwen-engine") -> None:
 
 
 def _build_metric(number: int, trigger: Json, label: Json) -> Json:
-    said = trigger["metadata"]
-    metric = {"name": f"s{number}-metric-api-{said['valueLocation']}", "selector": {"matchLabels": label}}
+    metadata = trigger["metadata"]
+    metric = {"name": f"s{number}-metric-api-{metadata['valueLocation']}", "selector": {"matchLabels": label}}
     return {
         "type": "External",
-        "external": {"metric": metric, "target": {"type": "AverageValue", "averageValue": said["targetValue"]}},
+        "external": {"metric": metric, "target": {"type": "AverageValue", "averageValue": metadata["targetValue"]}},
     }

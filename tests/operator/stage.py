@@ -155,7 +155,7 @@ class RunningOperator:
 
     def stop(self) -> None:
         """Stop the operator as a signal would, and wait. Raises the error with which the operator ended."""
-        self._tell(self._stop.set)
+        self._call_soon(self._stop.set)
         self.wait_end(30)
         if self.error is not None:
             raise self.error
@@ -165,7 +165,7 @@ class RunningOperator:
         assert not self._thread.is_alive(), "the operator still runs"
         return self.error
 
-    def _tell(self, what: Callable[[], Any]) -> None:
+    def _call_soon(self, what: Callable[[], Any]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what)
 

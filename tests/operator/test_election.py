@@ -53,8 +53,8 @@ def test_one_acts_and_the_other_takes_over_after_a_crash(stage: Stage) -> None:
         assert not acted(other)
         stage.space.wait_condition("between", "Ready", "True", "Ready", 60)
         assert acted(other)
-        said = "".join(other.log)
-        assert said.index("event=ready") < said.index("event=leading"), "it knew the services before"
+        log = "".join(other.log)
+        assert log.index("event=ready") < log.index("event=leading"), "it knew the services before"
         assert holder(stage)["holderIdentity"] == "second"
         assert holder(stage)["leaseTransitions"] == 2
         assert other.end(signal.SIGTERM) == 0

@@ -86,13 +86,13 @@ async def test_a_page_that_is_none_is_left_out_and_ends_nothing(
             await following
 
 
-@pytest.mark.parametrize(("longest_silence_seconds", "told"), [(3600, Activity.IDLE), (-1, Activity.STEADY)])
+@pytest.mark.parametrize(("longest_silence_seconds", "activity"), [(3600, Activity.IDLE), (-1, Activity.STEADY)])
 async def test_a_list_of_gateways_that_may_be_old_lets_no_engine_go(
     control_plane: ControlPlane,
     space: Space,
     monkeypatch: pytest.MonkeyPatch,
     longest_silence_seconds: float,
-    told: Activity,
+    activity: Activity,
 ) -> None:
     """There may be another gateway, which holds requests."""
     monkeypatch.setattr(follower_module, "MAX_SILENCE_SECONDS", longest_silence_seconds)
@@ -105,7 +105,7 @@ async def test_a_list_of_gateways_that_may_be_old_lets_no_engine_go(
         await asyncio.to_thread(publish_gateway, space.api, space.namespace, "one", gateway.port)
         following = asyncio.create_task(follower.run())
         await asyncio.to_thread(wait_until, "its word", lambda: follower["default/other"] is Activity.WAITING)
-        assert follower["default/qwen"] is told
+        assert follower["default/qwen"] is activity
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following

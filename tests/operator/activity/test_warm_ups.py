@@ -21,15 +21,15 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_ups, "_PAUSES_SECONDS", (0, 0.01, 0.01))
 
 
-class Asking:
-    """Asks for warm-ups. Tests may change `gateways`. `events` has the results, and each service that was marked."""
+class Warming:
+    """Requests warm-ups. Tests may change `gateways`. `events` has the results, and each service that was marked."""
 
     def __init__(self) -> None:
         self.gateways: list[Gateway] = []
         self.events: list[float | str | None] = []
         self.warm_ups = WarmUps(lambda: self.gateways, self.events.append)
 
-    async def ask(self, *pods: str, events: int) -> list[float | str | None]:
+    async def request(self, *pods: str, events: int) -> list[float | str | None]:
         """Run until there are this many events, and return them."""
         for pod in pods:
             self.warm_ups.request(QWEN, pod, self.events.append)
@@ -40,10 +40,10 @@ class Asking:
 
 
 @pytest.fixture
-async def asking() -> AsyncIterator[Asking]:
-    asking = Asking()
-    running = asyncio.create_task(asking.warm_ups.run())
-    yield asking
+async def warming() -> AsyncIterator[Warming]:
+    gateways = Warming()
+    running = asyncio.create_task(gateways.warm_ups.run())
+    yield gateways
     assert not running.done()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,41 +54,41 @@ def at(server: Engine) -> Gateway:
     return Gateway(own_address(), server.port, serving=True)
 
 
-async def test_a_gateway_is_queried_for_that_pod_and_its_service_is_marked_then(asking: Asking) -> None:
+async def test_a_gateway_is_queried_for_that_pod_and_its_service_is_marked_then(warming: Warming) -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": 12.5})) as gateway:
-        asking.gateways = [at(gateway)]
-        assert await asking.ask("uid-1", events=2) == [12.5, QWEN]
+        warming.gateways = [at(gateway)]
+        assert await warming.request("uid-1", events=2) == [12.5, QWEN]
     ((request, _),) = gateway.requests
     assert (request.path, dict(request.query)) == ("/start", {"service": QWEN, "pod": "uid-1"})
 
 
-async def test_an_engine_without_a_warm_up_is_queried_once_and_nothing_follows(asking: Asking) -> None:
+async def test_an_engine_without_a_warm_up_is_queried_once_and_nothing_follows(warming: Warming) -> None:
     async with running_engine(answering(web.json_response, data={"warm_up_seconds": None})) as gateway:
-        asking.gateways = [at(gateway)]
-        assert await asking.ask("uid-1", "uid-2", events=2) == [None, None]
+        warming.gateways = [at(gateway)]
+        assert await warming.request("uid-1", "uid-2", events=2) == [None, None]
     assert len(gateway.requests) == 2
 
 
-async def test_a_gateway_that_does_not_know_the_engine_yet_is_queried_again(asking: Asking) -> None:
-    async def hear_of_it_late(request: web.Request) -> web.StreamResponse:
+async def test_a_gateway_that_does_not_know_the_engine_yet_is_queried_again(warming: Warming) -> None:
+    async def answer_late(request: web.Request) -> web.StreamResponse:
         if len(gateway.requests) < 3:
             return web.json_response({"error": {"code": "no_engine"}}, status=503)
         return web.json_response({"warm_up_seconds": 3})
 
-    async with running_engine(hear_of_it_late) as gateway:
-        asking.gateways = [at(gateway)]
-        assert await asking.ask("uid-1", events=2) == [3.0, QWEN]
+    async with running_engine(answer_late) as gateway:
+        warming.gateways = [at(gateway)]
+        assert await warming.request("uid-1", events=2) == [3.0, QWEN]
 
 
-async def test_what_one_gateway_does_not_say_another_one_may(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_one_gateway_does_not_say_another_one_may(warming: Warming, monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         running_engine(answering(web.Response, status=500)) as bad,
         running_engine(answering(web.json_response, data={"warm_up_seconds": 3})) as good,
     ):
         turns = iter([at(bad), at(good)])
         monkeypatch.setattr("random.choice", lambda gateways: next(turns))
-        asking.gateways = [at(bad), at(good)]
-        assert await asking.ask("uid-1", events=2) == [3.0, QWEN]
+        warming.gateways = [at(bad), at(good)]
+        assert await warming.request("uid-1", events=2) == [3.0, QWEN]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ async def test_what_one_gateway_does_not_say_another_one_may(asking: Asking, mon
     ids=["negative", "word", "endless", "no number", "nothing", "nested", "no such page"],
 )
 async def test_an_invalid_page_reports_nothing_and_ends_nothing(
-    asking: Asking, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    warming: Warming, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
     """The address may belong to another pod by now, and an older gateway has no such page."""
     async with running_engine(answer) as gateway:
-        asking.gateways = [at(gateway)]
-        assert await asking.ask("uid-1", events=1) == [None]
+        warming.gateways = [at(gateway)]
+        assert await warming.request("uid-1", events=1) == [None]
     assert len(gateway.requests) == 3
 
 
-async def test_without_a_gateway_nothing_is_reported(asking: Asking) -> None:
-    assert await asking.ask("uid-1", events=1) == [None]
+async def test_without_a_gateway_nothing_is_reported(warming: Warming) -> None:
+    assert await warming.request("uid-1", events=1) == [None]

@@ -26,7 +26,7 @@ class Refused:
     """A mistake that the API server refuses immediately."""
 
     done: str
-    says: str
+    sentence: str
     do: Callable[[Space], object]
 
 
@@ -40,13 +40,13 @@ class Reported:
     done: str
     after: str
     reason: str
-    says: str
+    sentence: str
     play: Decide = lambda pod: None
     spec: Json = field(default_factory=dict)
     ready: str = "False"
     quota: Json = field(default_factory=dict)
     on_cluster: Json = field(default_factory=dict)  # these parts of the quickstart's spec make it on a real cluster ...
-    seen: str = ""  # ... which says this part of the sentence; empty: all of it
+    seen: str = ""  # ... which has this part of the sentence; empty: all of it
 
 
 def make(space: Space, **spec: object) -> Json:
@@ -63,7 +63,7 @@ def scale(space: Space) -> Json:
     return space.patch("InferenceService", "scaled", {"spec": {"replicas": 2}}, "scale")
 
 
-def ask_too_much(space: Space) -> Json:
+def request_too_much(space: Space) -> Json:
     uri = space.make_service("edited")["spec"]["model"]["uri"]
     space.patch("InferenceService", "edited", {"status": {"model": {"uri": uri, "contextLength": 1024}}}, "status")
     return space.edit("edited", engine={"maxModelLen": 4096})
@@ -81,11 +81,11 @@ def budget_error(num_kv_blocks: int, max_model_len: int) -> tuple[str, str]:
     raise AssertionError("the engine takes it")
 
 
-def engine_said(reason: str, message: str) -> Decide:
+def engine_failed(reason: str, message: str) -> Decide:
     return partial(kubelet.engine_failed, reason=reason, message=message)
 
 
-def fetch_said(reason: str, message: str) -> Decide:
+def fetch_failed(reason: str, message: str) -> Decide:
     return partial(kubelet.fetch_failed, reason=reason, message=message)
 
 
@@ -125,7 +125,7 @@ REFUSED = (
             scale),
     Refused("`engine.maxModelLen` of a live service edited to more than its model has",
             "spec.engine.maxModelLen exceeds the context length of the model, status.model.contextLength",
-            ask_too_much),
+            request_too_much),
 )  # fmt: skip
 
 REPORTED = (
@@ -136,11 +136,11 @@ REPORTED = (
          on_cluster={"model": {"uri": "pvc://others/demo"}}, seen="has no PersistentVolumeClaim others; create it"),
     Reported("`pvc://models/nowhere`, a folder that is not in the volume", "3 s", "ModelNotFound",
          "pvc://models/nowhere: there is no directory /models/pvc/nowhere",
-         fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere"),
+         fetch_failed("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere"),
          on_cluster={"model": {"uri": "pvc://models/nowhere"}}),
     Reported("a hub that the nodes do not reach", "3 s", "ModelDownloadFailed",
          "example/model at https://huggingface.co cannot be fetched",
-         fetch_said("ModelDownloadFailed",
+         fetch_failed("ModelDownloadFailed",
                     "example/model at https://huggingface.co cannot be fetched: ConnectError: [Errno -2] Name or "
                     "service not known"), {"model": HUB},
          on_cluster={"model": HUB}),
@@ -150,7 +150,7 @@ REPORTED = (
          on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
     Reported("an encoder-decoder", "10 s", "UnsupportedModel",
          "t5 is an encoder-decoder; this engine runs decoder-only language models",
-         engine_said("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models"),
+         engine_failed("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models"),
          on_cluster={"model": {"uri": "pvc://models/t5"}}),
     Reported("`engine.image` with a typing error", "3 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
          kubelet.image_pull_failed,
@@ -163,7 +163,7 @@ REPORTED = (
     Reported("no GPU in `resources.limits`, with `engine.device: CUDA`", "11 s", "NoDevice",
          "engine.device: CUDA is set, but no CUDA device is visible here; ask for a GPU "
          "(resources.limits: nvidia.com/gpu: 1), or set engine.device: Auto to run on the CPU",
-         engine_said("NoDevice", CUDA_SAYS),
+         engine_failed("NoDevice", CUDA_SAYS),
          on_cluster={"engine": {"device": "CUDA"}, "resources": {"limits": {"cpu": 1}}}),
     Reported("more GPUs than any node has free", "1 s", "InsufficientGPU", NO_GPU,
          partial(kubelet.unschedulable, message=NO_GPU),
@@ -193,18 +193,18 @@ REPORTED = (
          on_cluster={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "100Mi"}}}),
     Reported("a new service with `engine.maxModelLen: 4096`, whose model has 1,024", "12 s", "InvalidConfig",
          "engine.maxModelLen is 4096, but the model was made for at most 1024 tokens; lower it",
-         engine_said("InvalidConfig",
+         engine_failed("InvalidConfig",
                      "`max_model_len` is 4096, but the model was made for at most 1024 tokens; lower it"),
          on_cluster={"engine": {"device": "Auto", "maxModelLen": 4096}}, seen="; lower it"),
     Reported("`kvCache.blockBudget: 8`, less than one request of the model's 1,024 tokens", "11 s",
          "KVBudgetTooSmall",
          "kvCache.blockBudget gives 8 KV blocks of 16 tokens, but one request of 1024 tokens needs 64 (64 MiB); "
          "set engine.maxModelLen to 128 or less, or give the KV cache more room",
-         engine_said(*budget_error(8, 1024)), {"engine": {"device": "Auto"}},
+         engine_failed(*budget_error(8, 1024)), {"engine": {"device": "Auto"}},
          on_cluster={"kvCache": {"blockBudget": 8}}, seen="kvCache.blockBudget gives 8 KV blocks of 16 tokens"),
     Reported("`kvCache.blockBudget: 9999`, more than fits", "14 s", "KVBudgetTooLarge",
          "lower kvCache.blockBudget to 3891 or less",
-         engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}},
+         engine_failed(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}},
          on_cluster={"kvCache": {"blockBudget": 9_000_000}}, seen="lower kvCache.blockBudget to "),
     Reported("a ResourceQuota without room", "1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
     Reported("`pod.nodeSelector: {not a label: x}`", "1 s", "ChildRefused", "Deployment refused-child-engine:",
@@ -216,10 +216,10 @@ REPORTED = (
 def build_table() -> str:
     """Return the table in Markdown."""
     rows = ["| mistake | shown after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
-    rows += [f"| {m.done} | at once | refused | {_cell(m.says)} |" for m in REFUSED]
-    rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in REPORTED]
+    rows += [f"| {m.done} | at once | refused | {_cell(m.sentence)} |" for m in REFUSED]
+    rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.sentence)} |" for m in REPORTED]
     return "\n".join(rows)
 
 
-def _cell(says: str) -> str:
-    return f"... {says} ...".replace("|", "\\|")
+def _cell(message: str) -> str:
+    return f"... {message} ...".replace("|", "\\|")

@@ -169,27 +169,27 @@ def test_a_container_that_fails_is_reported_with_its_adapter() -> None:
 
 
 def test_a_claim_that_is_missing_is_reported_with_its_adapters() -> None:
-    def told(*adapters: Json, model: Json, claim: str) -> str:
+    def message_of(*adapters: Json, model: Json, claim: str) -> str:
         sentence = f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found.'
         return explain(replace(observe("fetch", *adapters, model=model), unschedulable=sentence))
 
     missing = "namespace team-a has no PersistentVolumeClaim"
     more = {"name": "more", "uri": "pvc://team/more"}
-    assert told(OTHER, more, model=CLAIM, claim="team") == (
+    assert message_of(OTHER, more, model=CLAIM, claim="team") == (
         f"{missing} team; create it, or correct the uri of adapter more or the uri of adapter other"
     )
-    assert told(CHAT, model=CLAIM, claim="models") == (
+    assert message_of(CHAT, model=CLAIM, claim="models") == (
         f"{missing} models; create it, or correct model.uri or model.cache.claimName or the uri of adapter Chat_1.0"
     )
-    assert told(OTHER, model=CLAIM, claim="models").endswith("or correct model.uri or model.cache.claimName")
+    assert message_of(OTHER, model=CLAIM, claim="models").endswith("or correct model.uri or model.cache.claimName")
 
 
 def test_an_image_that_cannot_be_pulled_is_reported_with_its_adapter() -> None:
     cause = 'failed to pull and unpack image "registry.example/z:1": not found'
     pod = observe("fetch", IMAGE, waiting_reason="ErrImagePull", waiting_message=cause)
     assert explain(pod) == f"image registry.example/z:1 of adapter z cannot be pulled: {cause}"
-    said = 'failed to generate spec: failed to mkdir "": mkdir : no such file or directory'
-    pod = observe("fetch-adapter-0", IMAGE, waiting_reason="CreateContainerError", waiting_message=said)
+    message = 'failed to generate spec: failed to mkdir "": mkdir : no such file or directory'
+    pod = observe("fetch-adapter-0", IMAGE, waiting_reason="CreateContainerError", waiting_message=message)
     assert explain(pod) == (
         "container fetch-adapter-0 of adapter z cannot start: adapters: oci:// needs image volumes, which the node's "
         "runtime lacks (containerd 2.1 has them)"
@@ -223,8 +223,8 @@ def test_pods_with_adapters_are_accepted_and_replaced_when_the_list_changes(stag
 
     with stage.operator(), Kubelet(space, decide):
         space.make_service(adapters=[SQL, CHAT, OTHER, IMAGE])
-        told = space.wait_condition("qwen", "Ready", "False", "ModelDownloadFailed")
-        assert "adapter sql: example/sql does not exist" in told["message"]
+        condition = space.wait_condition("qwen", "Ready", "False", "ModelDownloadFailed")
+        assert "adapter sql: example/sql does not exist" in condition["message"]
         failing["fails"] = False
         space.wait_condition("qwen", "Ready", "True", "Ready")
         (before,) = space.list("Pod")
@@ -245,5 +245,5 @@ def test_a_secret_that_is_missing_is_a_condition_with_the_adapter_s_name(stage: 
         Kubelet(space, lambda pod: cannot_start(pod, "fetch-adapter-0", 'secret "hub" not found')),
     ):
         space.make_service(adapters=[SQL])
-        told = space.wait_condition("qwen", "Ready", "False", "SecretNotFound")
-        assert "of adapter sql cannot start" in told["message"]
+        condition = space.wait_condition("qwen", "Ready", "False", "SecretNotFound")
+        assert "of adapter sql cannot start" in condition["message"]

@@ -84,7 +84,7 @@ def test_a_step_up_is_limited_where_behavior_does_not_say_by_how_much() -> None:
     assert build_behavior(behavior={"scaleUp": window}) == {"scaleUp": default["scaleUp"] | window}
 
 
-@pytest.mark.parametrize(("asked", "got"), [(0, 1), (1, 1), (3, 3)])
-def test_the_hpa_never_goes_to_zero_by_itself(asked: int, got: int) -> None:
-    autoscaler = build_one("HorizontalPodAutoscaler", autoscaling={"minReplicas": asked, "maxReplicas": 4})
+@pytest.mark.parametrize(("desired", "got"), [(0, 1), (1, 1), (3, 3)])
+def test_the_hpa_never_goes_to_zero_by_itself(desired: int, got: int) -> None:
+    autoscaler = build_one("HorizontalPodAutoscaler", autoscaling={"minReplicas": desired, "maxReplicas": 4})
     assert autoscaler["spec"]["minReplicas"] == got

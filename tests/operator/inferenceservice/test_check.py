@@ -31,12 +31,12 @@ def removing(**spec: Any) -> Json:
 
 
 def test_the_job_has_the_engine_s_image_and_configuration_and_requests_no_device_and_no_claim() -> None:
-    asked: Json = {
+    spec: Json = {
         "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}},
         "pod": {"nodeSelector": {"zone": "a"}, "imagePullSecrets": [{"name": "registry"}]},
     }
-    pods = removing(**asked)["spec"]["template"]["spec"]
-    engines_pods = build_one("Deployment", model=CACHE, **asked)["spec"]["template"]["spec"]
+    pods = removing(**spec)["spec"]["template"]["spec"]
+    engines_pods = build_one("Deployment", model=CACHE, **spec)["spec"]["template"]["spec"]
     (container,), (engine,) = pods["containers"], engines_pods["containers"]
     assert container["command"] == ["python", "-m", "conveyor_engine", "check", "--config", "/etc/conveyor/engine.yaml"]
     assert (container["image"], container["env"]) == (engine["image"], engine["env"])
@@ -119,8 +119,8 @@ def test_a_wrong_image_leaves_the_only_engine_where_only_one_node_may_mount_its_
         stage.proxy.wait_quiet()
         assert uids(stage) == old, "another operator waits for the Job too"
         space.edit("qwen", engine={"image": "example/engine:2"})
-        told = space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        wait_until("another engine", lambda: uids(stage) and uids(stage) != old, show=lambda: told)
+        condition = space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        wait_until("another engine", lambda: uids(stage) and uids(stage) != old, show=lambda: condition)
         wait_until("no Job is left", lambda: not space.list("Job"))
         assert space.condition("qwen", "Ready")["status"] == "True"
 

@@ -69,9 +69,9 @@ def test_edits_of_what_is_ours_are_undone(stage: Stage) -> None:
             now = {child: stage.space.need(*child) for child in EDITS}
             return [
                 child
-                for child, (edit, wanted) in EDITS.items()
+                for child, (edit, expected) in EDITS.items()
                 if version(now[child]) == version(before[child])
-                or not contains(now[child], wanted)
+                or not contains(now[child], expected)
                 or contains(now[child], edit)
             ]
 

@@ -12,9 +12,9 @@ CHAT = {"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "
 
 
 def derive(context_length: int | None = 32_768, **spec: Any) -> dict[str, str]:
-    told = describe_derived(make_resource(**({"workload": CHAT} | spec)).settled_spec, context_length)
-    assert all(each.reason for each in told)
-    return {each.name: each.value for each in told}
+    text = describe_derived(make_resource(**({"workload": CHAT} | spec)).settled_spec, context_length)
+    assert all(each.reason for each in text)
+    return {each.name: each.value for each in text}
 
 
 def test_nothing_follows_from_nothing() -> None:
@@ -32,15 +32,15 @@ def test_each_derived_size_is_reported() -> None:
 
 
 def test_fields_that_set_a_size_win() -> None:
-    told = derive(engine={"maxModelLen": 4096}, kvCache={"blockBudget": 256})
-    assert told == {"CUDA graphs of decodes": "up to 10 rows", "warm-up": "prompts of 256 and 1024 tokens"}
+    derived = derive(engine={"maxModelLen": 4096}, kvCache={"blockBudget": 256})
+    assert derived == {"CUDA graphs of decodes": "up to 10 rows", "warm-up": "prompts of 256 and 1024 tokens"}
 
 
 def test_a_short_cache_lowers_the_target_and_the_context() -> None:
-    told = derive(kvCache={"blockBudget": 240}, autoscaling={"maxReplicas": 2})
-    assert told["engine.maxModelLen"] == "3840 tokens"
+    derived = derive(kvCache={"blockBudget": 240}, autoscaling={"maxReplicas": 2})
+    assert derived["engine.maxModelLen"] == "3840 tokens"
     held = 3840 // 548  # tokens of a request, on average
-    assert told["requests in flight per replica"] == f"{round(192 * held / 256, 1):g}"
+    assert derived["requests in flight per replica"] == f"{round(192 * held / 256, 1):g}"
 
 
 def test_the_model_s_context_is_the_limit_once_it_is_known() -> None:
@@ -49,13 +49,13 @@ def test_the_model_s_context_is_the_limit_once_it_is_known() -> None:
 
 
 def test_without_answers_only_context_and_warm_up_follow() -> None:
-    told = derive(task="Embed", workload={"inputTokens": CHAT["inputTokens"]}, autoscaling={"maxReplicas": 2})
-    assert told.keys() == {"engine.maxModelLen", "warm-up"}
+    derived = derive(task="Embed", workload={"inputTokens": CHAT["inputTokens"]}, autoscaling={"maxReplicas": 2})
+    assert derived.keys() == {"engine.maxModelLen", "warm-up"}
 
 
 def test_the_page_shows_what_the_status_has() -> None:
-    spec, told = (
+    spec, derived = (
         block.split("```")[0] for block in (REPOSITORY / "docs/workload.md").read_text().split("```yaml\n")[1:]
     )
     service = make_resource(**yaml.safe_load(spec)["spec"], autoscaling={"maxReplicas": 2})
-    assert yaml.safe_load(told) == [each.to_manifest() for each in describe_derived(service.settled_spec, 32_768)]
+    assert yaml.safe_load(derived) == [each.to_manifest() for each in describe_derived(service.settled_spec, 32_768)]

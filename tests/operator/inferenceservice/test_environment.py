@@ -34,5 +34,5 @@ def test_exemptions_from_a_secret_stay_as_they_are() -> None:
 def test_no_telemetry_is_sent_unless_a_service_wants_it() -> None:
     variables = build_variables()
     assert variables["fetch"]["HF_HUB_DISABLE_TELEMETRY"] == variables["engine"]["HF_HUB_OFFLINE"] == "1"
-    wanted = {"name": "HF_HUB_DISABLE_TELEMETRY", "value": "0"}
-    assert build_variables(wanted)["fetch"]["HF_HUB_DISABLE_TELEMETRY"] == "0"
+    expected = {"name": "HF_HUB_DISABLE_TELEMETRY", "value": "0"}
+    assert build_variables(expected)["fetch"]["HF_HUB_DISABLE_TELEMETRY"] == "0"

@@ -19,7 +19,7 @@ def status(desired: int | None = None, **conditions: tuple[str, str]) -> dict[st
     }
 
 
-def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def events_between(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [event.reason for event in find_events(before, after)]
 
 
@@ -41,26 +41,26 @@ def test_another_reason_is_news_and_a_failure_is_a_warning() -> None:
 def test_one_cause_is_reported_once_though_all_conditions_turn_for_it() -> None:
     types = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
     before = status(**dict.fromkeys(types, ("False", "PodsStarting")))
-    assert told(before, status(**dict.fromkeys(types, ("False", "OOMKilled")))) == ["OOMKilled"]
+    assert events_between(before, status(**dict.fromkeys(types, ("False", "OOMKilled")))) == ["OOMKilled"]
 
 
 def test_one_cause_is_reported_once_though_another_condition_turns_for_it_later() -> None:
     before = status(Ready=("False", "ChildRefused"), Progressing=("True", "ChildRefused"))
-    assert told(before, status(Ready=("False", "ChildRefused"), Progressing=("False", "ChildRefused"))) == []
+    assert events_between(before, status(Ready=("False", "ChildRefused"), Progressing=("False", "ChildRefused"))) == []
 
 
 def test_a_part_that_fails_is_a_warning_and_so_is_the_rest_that_fails_later() -> None:
     partly, wholly = status(Ready=("True", "OOMKilled")), status(Ready=("False", "OOMKilled"))
     assert find_events(status(Ready=("True", "Ready")), partly) == [Event("OOMKilled", "about OOMKilled", warning=True)]
-    assert told(partly, wholly) == ["OOMKilled"]
-    assert told(wholly, status(Ready=("True", "Ready"))) == ["Ready"]
+    assert events_between(partly, wholly) == ["OOMKilled"]
+    assert events_between(wholly, status(Ready=("True", "Ready"))) == ["Ready"]
 
 
 def test_an_incident_is_over_when_all_engines_are_back() -> None:
     failing, partly = status(Ready=("False", "OOMKilled")), status(Ready=("True", "PodsStarting"))
-    assert told(failing, partly) == []
-    assert told(status(Ready=("True", "OOMKilled")), partly) == []
-    assert told(partly, status(Ready=("True", "Ready"))) == ["Ready"]
+    assert events_between(failing, partly) == []
+    assert events_between(status(Ready=("True", "OOMKilled")), partly) == []
+    assert events_between(partly, status(Ready=("True", "Ready"))) == ["Ready"]
 
 
 def test_being_on_the_way_is_no_warning() -> None:
@@ -70,13 +70,13 @@ def test_being_on_the_way_is_no_warning() -> None:
 
 def test_a_rollout_is_reported_at_its_beginning_and_at_its_end() -> None:
     quiet, rolling = status(Progressing=("False", "UpToDate")), status(Progressing=("True", "RollingOut"))
-    assert told(quiet, rolling) == ["RollingOut"]
-    assert told(rolling, quiet) == ["UpToDate"]
+    assert events_between(quiet, rolling) == ["RollingOut"]
+    assert events_between(rolling, quiet) == ["UpToDate"]
 
 
 def test_the_first_pods_are_reported_by_the_event_ready_alone() -> None:
     before = status(Ready=("False", "PodsStarting"), Progressing=("True", "PodsStarting"))
-    assert told(before, status(Ready=("True", "Ready"), Progressing=("False", "UpToDate"))) == ["Ready"]
+    assert events_between(before, status(Ready=("True", "Ready"), Progressing=("False", "UpToDate"))) == ["Ready"]
 
 
 def test_the_first_status_of_a_new_service_is_silent_about_what_is_still_to_come() -> None:
@@ -103,9 +103,9 @@ def test_each_decision_of_the_autoscaler_is_reported_with_its_arithmetic() -> No
 
 def test_an_autoscaler_that_works_again_is_news_and_one_that_begins_to_work_is_none() -> None:
     works, broken = status(ScalingReady=("True", "ScalingActive")), status(ScalingReady=("False", "MetricsUnavailable"))
-    assert told(status(ScalingReady=("Unknown", "WaitingForAutoscaler")), works) == []
-    assert told(works, broken) == ["MetricsUnavailable"]
-    assert told(broken, works) == ["ScalingActive"]
+    assert events_between(status(ScalingReady=("Unknown", "WaitingForAutoscaler")), works) == []
+    assert events_between(works, broken) == ["MetricsUnavailable"]
+    assert events_between(broken, works) == ["ScalingActive"]
 
 
 def test_a_restored_child_names_what_to_change_instead() -> None:
@@ -130,5 +130,5 @@ STATUSES = st.builds(
 
 @given(STATUSES, STATUSES)
 def test_no_cause_is_reported_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
-    reasons = told(before, after)
+    reasons = events_between(before, after)
     assert len(reasons) == len(set(reasons))

@@ -13,7 +13,7 @@ from conveyor_operator.inferenceservice.pods import ContainerState, observe_pod
 POD = {"metadata": {"name": "qwen-engine-1"}, "spec": {}}
 
 
-def told(reason: str, message: str) -> str:
+def last_words_of(reason: str, message: str) -> str:
     return json.dumps({"reason": reason, "message": message})
 
 
@@ -24,19 +24,19 @@ def find(container: ContainerState) -> PodFailure:
 
 
 def test_what_the_engine_says_is_what_the_user_reads() -> None:
-    failure = find(ended(told("KVBudgetTooLarge", "4096 blocks need 9 GiB,\n4 GiB are free")))
+    failure = find(ended(last_words_of("KVBudgetTooLarge", "4096 blocks need 9 GiB,\n4 GiB are free")))
     assert failure.reason == "KVBudgetTooLarge"
     assert failure.message == "4096 blocks need 9 GiB, 4 GiB are free"
     assert (failure.exit_code, failure.since, failure.pod) == (1, "2026-11-21T08:00:00Z", "pod")
 
 
 def test_the_engine_s_settings_are_reported_as_fields_of_the_resource() -> None:
-    said = (
+    message = (
         "`num_kv_blocks` gives 8 KV blocks; set `max_model_len` to 128 or `device: auto`, not `dtype: float16`; "
         "use `kv_cache_dtype: int8`; "
         "`warmup` and `host` stay; `rm -rf`"
     )
-    assert find(ended(told("KVBudgetTooSmall", said))).message == (
+    assert find(ended(last_words_of("KVBudgetTooSmall", message))).message == (
         "kvCache.blockBudget gives 8 KV blocks; set engine.maxModelLen to 128 or engine.device: Auto, "
         "not engine.dtype: Float16; use kvCache.dtype: INT8; "
         "CONVEYOR_ENGINE_WARMUP in pod.env and `host` stay; `rm -rf`"
@@ -48,7 +48,7 @@ def test_what_an_image_of_somebody_else_writes_ends_nothing(message: str) -> Non
     assert find(ended(message)).reason in ("CrashLoop", "EngineError")
 
 
-@pytest.mark.parametrize("quoted", [json.dumps, lambda told: told["message"]], ids=["told", "last words"])
+@pytest.mark.parametrize("quoted", [json.dumps, lambda report: report["message"]], ids=["told", "last words"])
 def test_an_image_s_words_cannot_command_a_terminal(quoted: Callable[[dict[str, str]], str]) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J ok\u202e gnp\x9b0m \ud800"
     failure = find(ended(quoted({"reason": "EngineError\x1b[31m", "message": hostile})))
@@ -57,12 +57,14 @@ def test_an_image_s_words_cannot_command_a_terminal(quoted: Callable[[dict[str, 
 
 
 def test_a_pod_s_reason_that_is_no_word_is_not_repeated() -> None:
-    failures = [find_failure(make_pod("p", phase="Failed", reason=said)) for said in ("Evicted", "\x1b[2J", "x" * 999)]
+    failures = [
+        find_failure(make_pod("p", phase="Failed", reason=reason)) for reason in ("Evicted", "\x1b[2J", "x" * 999)
+    ]
     assert [failure and failure.reason for failure in failures] == ["Evicted", "PodFailed", "PodFailed"]
 
 
 def test_a_reason_that_this_operator_does_not_know_is_reported_too() -> None:
-    failure = find(ended(told("NewReason", "something new")))
+    failure = find(ended(last_words_of("NewReason", "something new")))
     assert (failure.reason, failure.message) == ("EngineError", "NewReason: something new")
 
 
@@ -102,9 +104,9 @@ def test_an_image_without_an_engine_is_reported_with_the_field(
 
 def test_a_killed_child_is_a_killed_container_whatever_the_engine_says() -> None:
     """With cgroup v1 the kernel kills one process, and the container's first process can still write its own guess."""
-    words = told("EngineError", "the engine process was ended by SIGKILL")
+    words = last_words_of("EngineError", "the engine process was ended by SIGKILL")
     assert find(ended(words, code=1, reason="OOMKilled")).reason == "OOMKilled"
-    assert find(ended(told("OOMKilled", "the engine process used more"), code=1)).reason == "OOMKilled"
+    assert find(ended(last_words_of("OOMKilled", "the engine process used more"), code=1)).reason == "OOMKilled"
 
 
 def test_a_pod_killed_for_its_memory_says_what_to_raise() -> None:

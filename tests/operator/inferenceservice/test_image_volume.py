@@ -49,7 +49,7 @@ def test_the_pods_mount_the_image_and_read_the_folder_in_it(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         'Deployment.apps "qwen-engine" is invalid: spec.template.spec.volumes[1]: Required value: '
         "must specify a volume type",
@@ -57,22 +57,22 @@ def test_the_pods_mount_the_image_and_read_the_folder_in_it(stage: Stage) -> Non
         "field not declared in schema",
     ],
 )
-def test_a_cluster_without_image_volumes_is_reported(said: str) -> None:
+def test_a_cluster_without_image_volumes_is_reported(message: str) -> None:
     memory = remember()
     id = ("Deployment", "qwen-engine")
-    memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, said)
-    (told,) = find_differences(desire(model=MODEL), make_observed(), memory).obstacles
-    assert told.message == (
-        f"{said}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
+    memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, message)
+    (obstacle,) = find_differences(desire(model=MODEL), make_observed(), memory).obstacles
+    assert obstacle.message == (
+        f"{message}. model.uri: oci:// needs image volumes, which this cluster lacks (Kubernetes 1.35 has them)"
     )
     adapters = [{"name": "sql", "uri": f"oci://{REFERENCE}"}]
     (adapted,) = find_differences(desire(adapters=adapters), make_observed(), memory).obstacles
-    assert adapted.message == told.message.replace("model.uri", "adapters")
+    assert adapted.message == obstacle.message.replace("model.uri", "adapters")
     (other,) = find_differences(desire(), make_observed(), memory).obstacles
-    assert other.message == said
+    assert other.message == message
 
 
-def tell(waiting: str, message: str) -> str:
+def describe(waiting: str, message: str) -> str:
     """Return the report about a pod with the model in an image, whose first container waits."""
     template = build_one("Deployment", model=MODEL)["spec"]["template"]
     pod = observe_pod({"metadata": {"name": "a", "creationTimestamp": ""}, "spec": template["spec"]})
@@ -85,21 +85,21 @@ def tell(waiting: str, message: str) -> str:
 def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
     without_tag = REFERENCE.replace(":1@", "@")  # as containerd has it
     cause = f'rpc error: code = NotFound desc = failed to pull and unpack image "{without_tag}": not found'
-    told = f"image {REFERENCE} cannot be pulled: {cause}"
-    assert tell("ErrImagePull", cause) == told
-    assert tell("ImagePullBackOff", f'Back-off pulling image "{REFERENCE}": ErrImagePull: {cause}') == told
-    assert tell("ErrImagePull", "failed to pull example/engine:1: no").startswith("image example/engine:1 cannot")
+    expected = f"image {REFERENCE} cannot be pulled: {cause}"
+    assert describe("ErrImagePull", cause) == expected
+    assert describe("ImagePullBackOff", f'Back-off pulling image "{REFERENCE}": ErrImagePull: {cause}') == expected
+    assert describe("ErrImagePull", "failed to pull example/engine:1: no").startswith("image example/engine:1 cannot")
     assert make_pod().model_image == ""
 
 
 def test_a_node_whose_runtime_mounts_no_images_is_reported() -> None:
     """The message is that of containerd 1.6."""
-    said = (
+    message = (
         'failed to generate container "3e71" spec: failed to generate spec: failed to mkdir "": '
         "mkdir : no such file or directory"
     )
-    assert tell("CreateContainerError", said) == (
+    assert describe("CreateContainerError", message) == (
         "container fetch cannot start: model.uri: oci:// needs image volumes, which the node's runtime lacks "
         "(containerd 2.1 has them)"
     )
-    assert tell("CreateContainerError", "other") == "container fetch cannot start: other"
+    assert describe("CreateContainerError", "other") == "container fetch cannot start: other"

@@ -49,7 +49,7 @@ def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
 
 
 def test_the_engine_gets_every_setting_in_its_own_words() -> None:
-    told = config(
+    rendered = config(
         model={"uri": "hf://example/model@refs/pr/1", "name": "served"},
         engine={
             "device": "Auto",
@@ -63,7 +63,7 @@ def test_the_engine_gets_every_setting_in_its_own_words() -> None:
         requestTimeout="30s",
         drain={"timeout": "7s"},
     )
-    assert told == {
+    assert rendered == {
         "model": "/models/hf/example/model/refs--pr--1",
         "served_model_name": "served",
         "device": "auto",
@@ -84,11 +84,11 @@ def test_the_engine_gets_every_setting_in_its_own_words() -> None:
 
 
 def test_what_the_spec_leaves_open_is_left_to_the_engine() -> None:
-    told = config()
-    assert "max_model_len" not in told
-    assert "num_kv_blocks" not in told
-    assert "kv_memory_fraction" not in told
-    assert "kv_cache_dtype" not in told
+    rendered = config()
+    assert "max_model_len" not in rendered
+    assert "num_kv_blocks" not in rendered
+    assert "kv_memory_fraction" not in rendered
+    assert "kv_cache_dtype" not in rendered
 
 
 def test_the_pods_name_the_configuration_that_they_run() -> None:
@@ -147,8 +147,8 @@ def test_the_classes_of_the_queue_are_reported_in_order_with_their_bounds() -> N
         {"name": "chat", "level": 2},
         {"name": "tools", "level": 3, "timeout": "5s", "onTimeout": "Delay"},
     ]
-    told = desire(queue={"classes": classes, "timeout": "30s"}).effective.queue_classes or []
-    assert [(each.name, each.level, each.timeout, each.overtaken_for) for each in told] == [
+    settled = desire(queue={"classes": classes, "timeout": "30s"}).effective.queue_classes or []
+    assert [(each.name, each.level, each.timeout, each.overtaken_for) for each in settled] == [
         ("chat", 2, "30s", "30s"),
         ("tools", 3, "30s", "6030s"),  # delayed it is as the least urgent class
         ("batch", 102, "10s", "6030s"),

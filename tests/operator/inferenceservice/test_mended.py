@@ -47,14 +47,14 @@ def test_a_failure_is_gone_from_the_first_status_after_its_fix(stage: Stage, rea
     with stage.operator(), Kubelet(stage.space, CAUSES[reason]) as node:
         stage.space.make_service(model={"uri": "hf://org/model"})  # from a volume two pods at a time might not mount
         stage.space.wait_condition("qwen", "Ready", "False", reason)
-        node.decide = lambda pod: None if is_mended(pod) else CAUSES[reason](pod)
+        node.decide = lambda pod: None if is_fixed(pod) else CAUSES[reason](pod)
         edit(stage)
         stage.space.wait_observed("qwen")
         assert reason not in reasons(stage)
         wait_until("old and new pods are there", lambda: len(stage.space.list("Pod")) == 2, timeout=30)
         stage.proxy.wait_quiet()
         assert reason not in reasons(stage), "the pod of the former template is still there"
-        node.decide = lambda pod: kubelet.ready(pod) if is_mended(pod) else CAUSES[reason](pod)
+        node.decide = lambda pod: kubelet.ready(pod) if is_fixed(pod) else CAUSES[reason](pod)
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
         assert reason not in reasons(stage)
 
@@ -71,7 +71,9 @@ def test_the_refusal_of_a_former_replica_set_is_not_reported(stage: Stage) -> No
         stage.space.edit("qwen", resources={"limits": gpu | {"memory": "1Gi"}})
         stage.space.wait_observed("qwen")
         assert "limits.memory" not in stage.space.condition("qwen", "Ready")["message"]
-        wait_until("its own refusal", lambda: "exceeded quota: gpus" in told(stage), show=lambda: told(stage))
+        wait_until(
+            "its own refusal", lambda: "exceeded quota: gpus" in message_of(stage), show=lambda: message_of(stage)
+        )
         stage.space.edit("qwen", resources={"limits": {"nvidia.com/gpu": None}})
         stage.space.wait_observed("qwen")
         assert "PodsRefused" not in reasons(stage)
@@ -102,7 +104,7 @@ def edit(stage: Stage) -> None:
     stage.space.edit("qwen", pod={"annotations": {"mended": "yes"}})
 
 
-def is_mended(pod: Json) -> bool:
+def is_fixed(pod: Json) -> bool:
     return "mended" in pod["metadata"]["annotations"]
 
 
@@ -110,5 +112,5 @@ def reasons(stage: Stage) -> set[str]:
     return {condition["reason"] for condition in stage.space.need("InferenceService", "qwen")["status"]["conditions"]}
 
 
-def told(stage: Stage) -> str:
+def message_of(stage: Stage) -> str:
     return str(stage.space.condition("qwen", "Ready").get("message", ""))

@@ -23,7 +23,7 @@ def test_the_page_has_the_table() -> None:
 def test_what_can_be_known_at_once_is_refused_with_a_sentence(mistake: Refused, stage: Stage) -> None:
     with pytest.raises(ApiError) as caught:
         mistake.do(stage.space)
-    assert mistake.says in str(caught.value).replace('\\"', '"')
+    assert mistake.sentence in str(caught.value).replace('\\"', '"')
 
 
 @pytest.mark.slow
@@ -55,12 +55,12 @@ def name_for(mistake: Reported) -> str:
 
 def look(stage: Stage, kubeconfig: Path, name: str, mistake: Reported) -> None:
     stage.space.wait_condition(name, "Ready", mistake.ready, mistake.reason)
-    wait_until("the sentence", lambda: mistake.says in stage.space.condition(name, "Ready")["message"])
+    wait_until("the sentence", lambda: mistake.sentence in stage.space.condition(name, "Ready")["message"])
     header, row = kubectl(kubeconfig, stage.space.namespace, "get", "infsvc", name).splitlines()
     assert header.split()[:3] == ["NAME", "READY", "REASON"]
     assert row.split()[:3] == [name, mistake.ready, mistake.reason]
     described = kubectl(kubeconfig, stage.space.namespace, "describe", "infsvc", name)
-    assert mistake.says in " ".join(described.split())
+    assert mistake.sentence in " ".join(described.split())
     wait_until("its Event", lambda: warned(stage, kubeconfig, name, mistake.reason))
 
 

@@ -34,10 +34,10 @@ def _with_replicas(body: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]
     return {**body, "spec": {"replicas": spec.get("replicas", 1), **body["spec"]}} if fixed else body
 
 
-def all_there(spec: dict[str, Any], asked: int = 1, managers: frozenset[str] = OURS, **changes: Any) -> Observed:
+def all_there(spec: dict[str, Any], desired: int = 1, managers: frozenset[str] = OURS, **changes: Any) -> Observed:
     children = [make_child(kind, name, **changes) for kind, name in build(**spec)]
-    children = [replace(child, replicas=asked) if child.kind == "Deployment" else child for child in children]
-    return make_observed(*children, deployment=make_deployment(asked, replicas_managers=managers))
+    children = [replace(child, replicas=desired) if child.kind == "Deployment" else child for child in children]
+    return make_observed(*children, deployment=make_deployment(desired, replicas_managers=managers))
 
 
 def next_steps(
@@ -114,14 +114,14 @@ def test_a_changed_spec_applies_what_it_changed_the_configuration_first() -> Non
 
 
 def test_replicas_that_somebody_changed_are_applied_again() -> None:
-    assert reasons(next_steps(all_there({}, asked=5), remember({}))) == {"Deployment": "drifted"}
+    assert reasons(next_steps(all_there({}, desired=5), remember({}))) == {"Deployment": "drifted"}
 
 
 def test_a_child_that_a_webhook_alters_each_time_is_applied_once_in_a_reconcile() -> None:
     memory = remember({})
-    (step,) = next_steps(all_there({}, asked=5), memory)
+    (step,) = next_steps(all_there({}, desired=5), memory)
     memory.done.append(step)
-    assert next_steps(all_there({}, asked=5), memory) == []
+    assert next_steps(all_there({}, desired=5), memory) == []
 
 
 def test_an_object_of_somebody_else_is_left_alone_and_looked_at_again_later() -> None:
@@ -194,7 +194,7 @@ def test_an_unwanted_autoscaler_goes_before_anything_is_applied() -> None:
 
 def test_the_number_of_replicas_is_held_before_the_apply_that_lets_go_of_it() -> None:
     before = remember({"replicas": 3}, former_replicas=3)
-    rounds = live_through(all_there({}, asked=3), before, autoscaling=AUTOSCALING)
+    rounds = live_through(all_there({}, desired=3), before, autoscaling=AUTOSCALING)
     hold, apply = rounds[0]
     assert hold == Hold(DEPLOYMENT, 3)
     assert isinstance(apply, Apply)

@@ -52,15 +52,15 @@ def test_the_job_fetches_as_the_engine_s_pods_do_and_requests_no_device() -> Non
 
 
 def test_the_job_requests_little_beside_an_engine_and_names_what_a_quota_may_request() -> None:
-    def asked(**resources: Json) -> Json:
+    def pod_requests(**resources: Json) -> Json:
         (fetch,) = job_pod(resources=resources)["spec"]["containers"]
         return dict(fetch["resources"])
 
     little = {"cpu": "100m", "memory": "256Mi"}
-    assert asked() == {"requests": little}
-    assert asked(requests={"cpu": "16", "memory": "64Gi"}) == {"requests": little}
+    assert pod_requests() == {"requests": little}
+    assert pod_requests(requests={"cpu": "16", "memory": "64Gi"}) == {"requests": little}
     whole = {"nvidia.com/gpu": 1, "cpu": "16", "memory": "64Gi", "ephemeral-storage": "9Gi"}
-    some = asked(limits=whole)
+    some = pod_requests(limits=whole)
     assert some["requests"] == little | {"ephemeral-storage": "64Mi"}, "a limit alone would be the request"
     assert some["limits"] == {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
@@ -99,9 +99,9 @@ def test_where_one_node_has_the_claim_the_job_runs_there() -> None:
     near = {"podAffinity": {required: [rack], preferred: [zone]}}
     alone, shared = job_pod(pod={"affinity": near}), job_pod(replicas=2, pod={"affinity": near})
     assert shared["spec"]["affinity"] == near
-    asked = alone["spec"]["affinity"]["podAffinity"]
-    assert asked[preferred] == [zone, {"weight": 100, "podAffinityTerm": rack}], "the engine need not be one of those"
-    (term,) = asked[required]
+    terms = alone["spec"]["affinity"]["podAffinity"]
+    assert terms[preferred] == [zone, {"weight": 100, "podAffinityTerm": rack}], "the engine need not be one of those"
+    (term,) = terms[required]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     (expression,) = term["labelSelector"]["matchExpressions"]
     assert alone["metadata"]["labels"][INFERENCE_SERVICE_LABEL] in expression["values"], "else the first would wait"
@@ -113,8 +113,8 @@ def test_pods_come_when_the_job_has_brought_the_model(stage: Stage) -> None:
     space = stage.space
     with stage.operator(), Kubelet(space, play(prewarming)) as kubelet:
         space.make_service(model=MODEL)
-        told = space.wait_condition("qwen", "Ready", "False", "ModelDownloading")
-        assert "a Job is downloading the model" in told["message"]
+        condition = space.wait_condition("qwen", "Ready", "False", "ModelDownloading")
+        assert "a Job is downloading the model" in condition["message"]
         space.wait_condition("qwen", "Progressing", "True", "ModelDownloading")
         wait_until("it fetches", lambda: [p for p in space.list("Pod") if p["status"]["phase"] == "Running"])
         assert space.get("Deployment", "qwen-engine") is None
@@ -138,8 +138,8 @@ def test_a_job_that_fails_is_reported_with_its_reason_and_another_spec_is_anothe
     with stage.operator(), Kubelet(space, play(fail)):
         space.make_service(model=MODEL)
         for type in ("Progressing", "ModelAvailable", "Ready"):
-            told = space.wait_condition("qwen", type, "False", "ModelNotFound")
-        assert "there is no such model (pod qwen-prewarm-" in told["message"]
+            condition = space.wait_condition("qwen", type, "False", "ModelNotFound")
+        assert "there is no such model (pod qwen-prewarm-" in condition["message"]
         assert space.get("Deployment", "qwen-engine") is None
         (failed,) = space.list("Job")
         space.edit("qwen", model={"uri": "hf://example/other"})
@@ -183,9 +183,9 @@ def test_a_job_that_gets_no_pod_is_reported(stage: Stage, monkeypatch: pytest.Mo
     with stage.operator(), Kubelet(space, play(prewarmed)):
         space.make_service(model=MODEL)
         for type in ("Progressing", "ModelAvailable", "Ready"):
-            told = space.wait_condition("qwen", type, "False", "PodsRefused")
+            condition = space.wait_condition("qwen", type, "False", "PodsRefused")
         (job,) = space.list("Job")
-        assert f"kubectl describe job {job['metadata']['name']} shows why" in told["message"]
+        assert f"kubectl describe job {job['metadata']['name']} shows why" in condition["message"]
         space.delete("ResourceQuota", "none")
         space.wait_condition("qwen", "Ready", "True", "Ready")
 

@@ -185,8 +185,8 @@ def test_a_service_of_a_profile_has_its_fields_and_says_so(stage: Stage, tmp_pat
         assert effective["resources"]["limits"] == {"nvidia.com/gpu": "1"}
         assert "pod.nodeSelector.disk" in effective["fromProfile"]
         stage.space.edit("qwen", profile="h100")
-        told = stage.space.wait_condition("qwen", "Ready", "False", "InvalidSpec")
-        assert "there is no profile h100; those of the chart (value `profiles`): default, l4" in told["message"]
+        condition = stage.space.wait_condition("qwen", "Ready", "False", "InvalidSpec")
+        assert "there is no profile h100; those of the chart (value `profiles`): default, l4" in condition["message"]
         assert stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"] == pods
         stage.space.edit("qwen", profile=None)
         wait_until(

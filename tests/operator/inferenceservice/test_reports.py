@@ -29,8 +29,8 @@ def test_the_way_of_a_service_from_nothing_to_ready(stage: Stage) -> None:
     assert status["effective"]["image"] == "example/engine:1"
     assert "finalizers" not in body["metadata"]
     assert "annotations" not in body["metadata"], "nothing is written to the resource but its status"
-    told = events(stage)
-    assert told == [("Normal", "Ready")], "the only thing that happened"
+    found = events(stage)
+    assert found == [("Normal", "Ready")], "the only thing that happened"
 
 
 def model_not_found(pod: Json) -> Json:
@@ -57,8 +57,8 @@ def test_why_a_pod_does_not_run_is_in_the_condition(
         assert (failure["reason"], words in failure["message"]) == (reason, True)
         stage.proxy.wait_quiet()
         assert events(stage) == [("Warning", reason)], "one cause, one Event"
-        told = stage.space.need("InferenceService", "qwen")["status"]["conditions"]
-        dependent = {c["type"]: c["reason"] for c in told if c["type"] not in ("ScalingReady", "NameClaimed")}
+        conditions = stage.space.need("InferenceService", "qwen")["status"]["conditions"]
+        dependent = {c["type"]: c["reason"] for c in conditions if c["type"] not in ("ScalingReady", "NameClaimed")}
         assert set(dependent.values()) == {reason}, "they agree"
 
 
@@ -74,9 +74,9 @@ def test_an_image_s_terminal_escapes_and_lone_surrogates_are_shown_as_marks(stag
         stage.space.edit("qwen", queue={"timeout": "61s"})
         stage.space.wait_observed("qwen")
         stage.proxy.wait_quiet()
-        told = stage.space.list("Event")
-        assert [event["reason"] for event in told if event["type"] == "Warning"] == ["ModelNotFound"]
-        assert all(event["message"].isprintable() for event in told)
+        events_now = stage.space.list("Event")
+        assert [event["reason"] for event in events_now if event["type"] == "Warning"] == ["ModelNotFound"]
+        assert all(event["message"].isprintable() for event in events_now)
 
 
 def test_a_fixed_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
@@ -194,7 +194,7 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
     with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, FOUND)) as node:
         stage.space.make_service(engine={"device": "Auto"})
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-        wait_until("it is told", lambda: told_of_model(stage) == (1024, "Rerank", "awq 4 bits"))
+        wait_until("it is told", lambda: model_status(stage) == (1024, "Rerank", "awq 4 bits"))
         wait_until("the mode follows the task", lambda: effective(stage) == ("Dynamic", "10ms"))
         before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
         with pytest.raises(ApiError, match="exceeds the context length of the model"):
@@ -203,9 +203,9 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
         node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
         stage.space.edit("qwen", model={"uri": "pvc://models/other"})
-        wait_until("it is forgotten", lambda: told_of_model(stage) == (None, None, None))
+        wait_until("it is forgotten", lambda: model_status(stage) == (None, None, None))
         stage.space.edit("qwen", task="Embed")
-        wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed", None))
+        wait_until("the spec says it", lambda: model_status(stage) == (None, "Embed", None))
 
 
 def test_the_sizes_that_follow_from_the_workload_are_reported_with_their_reasons(stage: Stage) -> None:
@@ -227,14 +227,14 @@ def derived(stage: Stage) -> dict[str, str]:
     return {each["name"]: each["value"] for each in (status.get("effective") or {}).get("derived", [])}
 
 
-def told_of_model(stage: Stage) -> tuple[int | None, str | None, str | None]:
+def model_status(stage: Stage) -> tuple[int | None, str | None, str | None]:
     model = stage.space.need("InferenceService", "qwen")["status"]["model"]
     return model.get("contextLength"), model.get("task"), model.get("quantization")
 
 
 def effective(stage: Stage) -> tuple[str, str | None]:
-    told = stage.space.need("InferenceService", "qwen")["status"]["effective"]
-    return told["mode"], told.get("window")
+    effective = stage.space.need("InferenceService", "qwen")["status"]["effective"]
+    return effective["mode"], effective.get("window")
 
 
 def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:

@@ -126,13 +126,15 @@ def test_a_wrong_image_brings_the_removed_engine_back_and_a_right_one_goes_forwa
         space.wait_condition("qwen", "Progressing", "False", "UpToDate")
         (config,) = space.config_maps()
         space.edit("qwen", engine={"image": BAD}, batching={"maxBatchSize": 8})
-        told = space.wait_condition("qwen", "Progressing", "False", "RolledBack")
-        assert told["message"].startswith("ImagePullFailed: image example/engine:1 cannot be pulled (pod qwen-engine-")
+        condition = space.wait_condition("qwen", "Progressing", "False", "RolledBack")
+        assert condition["message"].startswith(
+            "ImagePullFailed: image example/engine:1 cannot be pulled (pod qwen-engine-"
+        )
         space.wait_condition("qwen", "Ready", "True", "Ready")
         assert images(stage) == ["example/engine:1"]
         assert config in space.config_maps()
-        told = [event for event in space.list("Event") if event["reason"] == "RolledBack"]
-        assert [event["type"] for event in told] == ["Warning"]
+        condition = [event for event in space.list("Event") if event["reason"] == "RolledBack"]
+        assert [event["type"] for event in condition] == ["Warning"]
     with stage.operator(), Kubelet(space, decide):
         stage.proxy.wait_quiet()
         deployment = space.need("Deployment", "qwen-engine")

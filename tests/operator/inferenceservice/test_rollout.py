@@ -36,25 +36,25 @@ def lone(claim: str) -> Rollout:
     return Rollout(0, 1, because=f"claim {claim}")
 
 
-def rolling(waited_seconds: float | None = None, says: str = FULL, **changes: Any) -> Observed:
+def rolling(waited_seconds: float | None = None, message: str = FULL, **changes: Any) -> Observed:
     """Return an old pod, and a new one that has found no node for this long, as the scheduler says."""
     state = {"replicas": 2, "updated_replicas": 1, "max_surge": 1, **changes}
     since = (NOW - timedelta(seconds=waited_seconds)).isoformat() if waited_seconds is not None else ""
-    new = make_pod("new", unschedulable=says if since else "", unschedulable_at=since)
+    new = make_pod("new", unschedulable=message if since else "", unschedulable_at=since)
     return make_observed(deployment=make_deployment(1, **state), pods=(make_pod("old"), new))
 
 
 @pytest.mark.parametrize(
-    ("spec", "asked"),
+    ("spec", "expected"),
     [
         ({"maxSurge": "25%", "maxUnavailable": 0}, Rollout("25%", 0)),
         ({"maxSurge": 2}, Rollout(2, 1)),
         ({"maxUnavailable": 3}, Rollout(0, 3)),
     ],
 )
-def test_what_the_spec_says_holds(spec: Json, asked: Rollout) -> None:
+def test_what_the_spec_says_holds(spec: Json, expected: Rollout) -> None:
     for observed in (Observed(), rolling(3600)):
-        assert plan(observed, rollout=spec) == asked
+        assert plan(observed, rollout=spec) == expected
 
 
 def test_a_rollout_that_is_left_open_brings_one_more() -> None:
@@ -107,7 +107,7 @@ def test_a_pod_that_finds_no_node_is_waited_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(
-    "says",
+    "message",
     [
         "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are "
         "available: 2 Preemption is not helpful for scheduling.",
@@ -115,11 +115,11 @@ def test_a_pod_that_finds_no_node_is_waited_for_a_while() -> None:
         '0/2 nodes are available: persistentvolumeclaim "modles" not found.',
     ],
 )
-def test_no_old_pod_is_removed_for_one_that_would_not_fit_in_its_place(says: str) -> None:
-    stuck = rolling(3600, says)
+def test_no_old_pod_is_removed_for_one_that_would_not_fit_in_its_place(message: str) -> None:
+    stuck = rolling(3600, message)
     assert plan(stuck) == ONE_MORE
     found = judge_all(Situation(make_resource().spec, stuck))
-    assert {said.reason for said in found if said.type == "Progressing"} <= {"Unschedulable", "ClaimNotFound"}
+    assert {each.reason for each in found if each.type == "Progressing"} <= {"Unschedulable", "ClaimNotFound"}
 
 
 def test_a_pod_that_has_no_quota_is_not_waited_for() -> None:
@@ -184,8 +184,8 @@ def test_a_lone_replica_on_the_only_gpu_makes_room_for_its_successor(
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
         effective = stage.space.need("InferenceService", "qwen")["status"]["effective"]
         assert (effective["maxSurge"], effective["maxUnavailable"]) == (1, 0), "the next one tries again"
-        told = [event["reason"] for event in stage.space.list("Event")]
-        assert told.count("InsufficientGPU") <= 1, "between the end of the old one and the place of the new one"
+        reasons = [event["reason"] for event in stage.space.list("Event")]
+        assert reasons.count("InsufficientGPU") <= 1, "between the end of the old one and the place of the new one"
 
 
 def make_claim(stage: Stage, mode: str) -> None:
@@ -225,9 +225,9 @@ def test_a_wrong_image_leaves_the_only_engine_where_two_nodes_may_mount_its_clai
         assert old["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in stage.space.list("Pod")}
         stage.space.edit("qwen", engine={"image": None})
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        told = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
-        assert "0 of 1 pods run the current spec, 1 are ready" in told, "before the new pod existed"
-        assert not [message for message in told if message.startswith("1 of 1")]
+        messages = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
+        assert "0 of 1 pods run the current spec, 1 are ready" in messages, "before the new pod existed"
+        assert not [message for message in messages if message.startswith("1 of 1")]
 
 
 def test_the_removal_of_the_only_engine_is_reported_with_its_claim(stage: Stage) -> None:
@@ -237,14 +237,14 @@ def test_the_removal_of_the_only_engine_is_reported_with_its_claim(stage: Stage)
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
         node.decide = kubelet.with_checks(lambda pod: None)
         stage.space.edit("qwen", drain={"timeout": "7s"})
-        told = stage.space.wait_condition("qwen", "Progressing", "True", "RollingOut")["message"]
+        held_message = stage.space.wait_condition("qwen", "Progressing", "True", "RollingOut")["message"]
         why = "removes the only engine first, because claim models is ReadWriteOnce"
-        assert told.endswith(f"{why}; rollout: {{maxSurge: 1, maxUnavailable: 0}} changes this")
+        assert held_message.endswith(f"{why}; rollout: {{maxSurge: 1, maxUnavailable: 0}} changes this")
         node.decide = kubelet.with_checks(kubelet.ready)
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        told = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
-        assert told, "Progressing and Ready each have one"
-        assert all(message.startswith("0 of ") and why in message for message in told), told
+        held_message = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
+        assert held_message, "Progressing and Ready each have one"
+        assert all(message.startswith("0 of ") and why in message for message in held_message), held_message
 
 
 def test_claims_are_read_when_pods_change_and_at_no_other_time(stage: Stage) -> None:

@@ -49,15 +49,15 @@ def test_a_cluster_without_keda_is_reported_and_a_later_installation_is_noticed(
     scaled_objects.remove(stage.space.api)
     with stage.operator():
         stage.space.make_service(autoscaling=KEDA)
-        told = stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")["message"]
-        assert "Install KEDA (Conveyor finds it within a minute), or set autoscaling.provider: Native." in told
+        message = stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")["message"]
+        assert "Install KEDA (Conveyor finds it within a minute), or set autoscaling.provider: Native." in message
         wait_until("the Deployment", lambda: count(stage.space) == 2)
         stage.proxy.wait_quiet()
         assert not stage.space.list(HPA)
         scaled_objects.install(stage.space.api)
         wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"))
-        told = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
-        assert "check that the Deployment keda-operator runs" in told
+        message = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
+        assert "check that the Deployment keda-operator runs" in message
         assert not stage.space.list(HPA)
         scaled_objects.remove(stage.space.api)
         stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")
@@ -70,13 +70,13 @@ def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
         space.make_service(autoscaling=KEDA)
         wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
         scaled_objects.judge(space, Ready=("False", "ScaledObjectCheckFailed", "no such trigger"))
-        told = space.wait_condition("qwen", "ScalingReady", "False", "AutoscalerFailed")["message"]
-        assert told == "ScaledObjectCheckFailed: no such trigger"
+        message = space.wait_condition("qwen", "ScalingReady", "False", "AutoscalerFailed")["message"]
+        assert message == "ScaledObjectCheckFailed: no such trigger"
         scaled_objects.judge(space, Ready=("True", "ScaledObjectReady", ""), Paused=("True", "ScaledObjectPaused", ""))
         wait_until("paused", lambda: "is paused" in space.condition("qwen", "ScalingReady")["message"])
         scaled_objects.take_up(space)
-        told = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
-        assert "external metric" in told  # of the real HPA controller: there is no external.metrics.k8s.io here
+        message = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
+        assert "external metric" in message  # of the real HPA controller: there is no external.metrics.k8s.io here
         stage.proxy.wait_quiet()
         assert space.need("InferenceService", "qwen")["status"]["autoscaling"]["reason"] == "NoMetrics"
 
@@ -88,11 +88,11 @@ def test_without_a_metrics_server_the_remedy_is_reported_instead_of_kedas_error(
         space.make_service(autoscaling=KEDA)
         wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
         scaled_objects.take_up(space)
-        told = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
-        assert "Set metrics.enabled: true, or autoscaling.provider: External." in told
+        message = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
+        assert "Set metrics.enabled: true, or autoscaling.provider: External." in message
         scaled_objects.judge(space, Ready=("False", "TriggerError", "Triggers are not working correctly"))
         stage.proxy.wait_quiet()
-        assert space.condition("qwen", "ScalingReady")["message"] == told
+        assert space.condition("qwen", "ScalingReady")["message"] == message
 
 
 def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage, installed: Api) -> None:

@@ -64,8 +64,8 @@ def test_the_bound_that_cuts_a_proposal_is_named() -> None:
 def test_a_proposal_that_the_hpa_holds_is_reported_with_the_reason() -> None:
     held = WORKING | {"AbleToScale": ("True", "ScaleDownStabilized", "recent recommendations were higher")}
     low = {names.IN_FLIGHT_METRIC: "5"}
-    told = explain(make_autoscaler(currents=low, desired_replicas=2, conditions=held))
-    assert told == (
+    text = explain(make_autoscaler(currents=low, desired_replicas=2, conditions=held))
+    assert text == (
         "Stabilized",
         "2 replicas: inference_in_flight 10 / 25.6 -> 1; held: recent recommendations were higher",
     )
@@ -75,9 +75,9 @@ def test_pods_that_go_one_step_at_a_time_are_no_tolerance() -> None:
     """On a cluster, 4 -> 3 on the way to 1 was reported as "within the tolerance of 10 %, so nothing moves"."""
     limited = WORKING | {"ScalingLimited": ("True", "ScaleDownLimit", "the desired replica count is decreasing faster")}
     low = {names.IN_FLIGHT_METRIC: "1"}
-    reason, told = explain(make_autoscaler(currents=low, current_replicas=4, desired_replicas=3, conditions=limited))
+    reason, text = explain(make_autoscaler(currents=low, current_replicas=4, desired_replicas=3, conditions=limited))
     assert reason == "Limited"
-    assert told.startswith("scaled 4 -> 3: inference_in_flight 4 / 25.6 -> 1; limited: the desired replica count")
+    assert text.startswith("scaled 4 -> 3: inference_in_flight 4 / 25.6 -> 1; limited: the desired replica count")
 
 
 @given(
@@ -97,16 +97,16 @@ def test_the_tolerance_is_named_only_where_it_keeps_the_replicas_as_they_are(
         currents={"m": f"{-(-total * 1000 // now)}m"},
         conditions=WORKING | {"AbleToScale": ("True", able, "why")},
     )
-    reason, told = explain(state)
-    assert ("within the tolerance" in told) == (-(-total // 10) != now and abs(total - 10 * now) <= now)
-    assert told.startswith(f"scaled {now} -> {desired}: " if now != desired else f"{desired} replicas: ")
-    proposal = now if "within" in told else min(8, max(1, -(-total // 10)))
+    reason, text = explain(state)
+    assert ("within the tolerance" in text) == (-(-total // 10) != now and abs(total - 10 * now) <= now)
+    assert text.startswith(f"scaled {now} -> {desired}: " if now != desired else f"{desired} replicas: ")
+    proposal = now if "within" in text else min(8, max(1, -(-total // 10)))
     assert (reason in ("Decided", "AtMaximum")) == (proposal == desired)
 
 
 def test_a_small_deviation_moves_nothing() -> None:
-    told = explain(make_autoscaler(currents={names.IN_FLIGHT_METRIC: "27"}, desired_replicas=2))[1]
-    assert told == "2 replicas: inference_in_flight 54 / 25.6 -> 2, within the tolerance of 10 %"
+    text = explain(make_autoscaler(currents={names.IN_FLIGHT_METRIC: "27"}, desired_replicas=2))[1]
+    assert text == "2 replicas: inference_in_flight 54 / 25.6 -> 2, within the tolerance of 10 %"
     wide = make_autoscaler(currents={names.IN_FLIGHT_METRIC: "32"}, desired_replicas=2, tolerance_up="0.25")
     assert "within the tolerance of 25 %" in explain(wide)[1]
 
@@ -116,20 +116,22 @@ def test_no_metric_means_no_change() -> None:
 
 
 def test_a_new_reading_is_no_news_and_a_new_decision_is() -> None:
-    def tell(**changes: Any) -> dict[str, Any]:
+    def describe(**changes: Any) -> dict[str, Any]:
         status = build_scaling_status(AUTOSCALED, make_observed(autoscaler=make_autoscaler(**changes)))
         assert status is not None
         return status.to_manifest()
 
-    first = tell()
-    assert keep_decision(first, tell(currents={names.IN_FLIGHT_METRIC: "36", names.QUEUE_DEPTH_METRIC: "1"})) == first
+    first = describe()
+    assert (
+        keep_decision(first, describe(currents={names.IN_FLIGHT_METRIC: "36", names.QUEUE_DEPTH_METRIC: "1"})) == first
+    )
     for changes in (
         {"desired_replicas": 2},
         {"targets": {names.IN_FLIGHT_METRIC: "10"}},
         {"currents": {names.IN_FLIGHT_METRIC: "100"}, "max_replicas": 3},
         {"currents": {}},
     ):
-        assert keep_decision(first, tell(**changes)) == tell(**changes) != first
+        assert keep_decision(first, describe(**changes)) == describe(**changes) != first
 
 
 def test_a_kind_that_the_hpa_does_not_know_yet_is_no_failure() -> None:
@@ -264,7 +266,7 @@ KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
 
 
 @pytest.mark.parametrize(
-    ("served", "said", "autoscaler", "judged"),
+    ("served", "answer", "autoscaler", "judged"),
     [
         (None, None, None, ("Unknown", "WaitingForAutoscaler", "has not checked yet whether KEDA is installed")),
         (False, None, None, ("False", "KEDANotInstalled", "Install KEDA")),
@@ -289,10 +291,10 @@ KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
     ],
 )
 def test_keda_is_judged_before_its_hpa(
-    served: bool | None, said: Any, autoscaler: AutoscalerState | None, judged: tuple[str, str, str]
+    served: bool | None, answer: Any, autoscaler: AutoscalerState | None, judged: tuple[str, str, str]
 ) -> None:
     """It does not matter who serves custom.metrics.k8s.io, because KEDA does not read it."""
-    observed, api = make_observed(autoscaler=autoscaler, scaled_object=said), MetricsApi(owner="other/adapter")
+    observed, api = make_observed(autoscaler=autoscaler, scaled_object=answer), MetricsApi(owner="other/adapter")
     status, reason, message = judge_scaling(BY_KEDA, observed, api, served)
     assert (status, str(reason)) == judged[:2]
     assert judged[2] in message

@@ -39,8 +39,8 @@ def pods_of(kind: str, **spec: Any) -> Json:
 )
 def test_without_a_selector_the_service_s_engines_are_meant(given: Json, meant: Json) -> None:
     spread, term, selector = SPREAD | given, HOST | given, {"labelSelector": meant}
-    wish = {"weight": 7, "podAffinityTerm": term}
-    rules = {REQUIRED: [term], PREFERRED: [wish]}
+    preference = {"weight": 7, "podAffinityTerm": term}
+    rules = {REQUIRED: [term], PREFERRED: [preference]}
     nodes = {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {"matchFields": []}}]}}
     pod = {"topologySpreadConstraints": [spread], "affinity": {"podAffinity": rules, "podAntiAffinity": rules} | nodes}
     found = pods_of("Deployment", pod=pod)
@@ -53,8 +53,11 @@ def test_without_a_selector_the_service_s_engines_are_meant(given: Json, meant: 
 def test_the_job_that_fetches_the_model_keeps_no_distance_from_engines(replicas: int) -> None:
     """Else a cluster with an engine on each node, or a claim that only the engine's node mounts, has no node for it."""
     other = HOST | {"labelSelector": OTHERS}
-    wish = {"weight": 7, "podAffinityTerm": HOST}
-    near = {"podAntiAffinity": {REQUIRED: [HOST, other], PREFERRED: [wish]}, "podAffinity": {PREFERRED: [wish]}}
+    preference = {"weight": 7, "podAffinityTerm": HOST}
+    near = {
+        "podAntiAffinity": {REQUIRED: [HOST, other], PREFERRED: [preference]},
+        "podAffinity": {PREFERRED: [preference]},
+    }
     found = pods_of("Job", model=SHARED_CACHE, replicas=replicas, pod={"affinity": near})["affinity"]
     assert found["podAntiAffinity"] == {REQUIRED: [other], PREFERRED: []}
     assert found["podAffinity"][PREFERRED] == []

@@ -48,11 +48,11 @@ def test_a_clock_that_is_wrong_measures_nothing() -> None:
 
 
 def test_who_restarts_goes_on_from_the_status_and_measures_no_pod_that_was_ready_before() -> None:
-    told = InferenceServiceStatus(effective=EffectiveStatus(pod_starts=["20s", "25s"], scale_up_period="160s"))
-    starts = PodStarts(told, [pod("a", 900), pod("b", None)])
+    status = InferenceServiceStatus(effective=EffectiveStatus(pod_starts=["20s", "25s"], scale_up_period="160s"))
+    starts = PodStarts(status, [pod("a", 900), pod("b", None)])
     starts.see([pod("a", 900), pod("b", 40)])
     assert starts.seconds == [20, 25, 40]
-    assert PodStarts(told).choose_period(60) == 160
+    assert PodStarts(status).choose_period(60) == 160
 
 
 def test_a_start_is_reported_part_by_part() -> None:
@@ -62,25 +62,25 @@ def test_a_start_is_reported_part_by_part() -> None:
     fetch = ContainerState("fetch", initial=True, ended=True, started_at=at(12), ended_at=at(40))
     whole = replace(pod("a", 100), scheduled_at=at(2), containers=(fetch,))
     starts = PodStarts()
-    told = PodStart("a", "uid-a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
-    assert starts.see([whole]) == [told]
-    assert starts.last == told
+    start = PodStart("a", "uid-a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
+    assert starts.see([whole]) == [start]
+    assert starts.last == start
     assert starts.see([whole, pod("b", 7)]) == [PodStart("b", "uid-b", {"total": 7})], (
         "what it does not say is left out"
     )
 
 
 @pytest.mark.parametrize(
-    ("told_seconds", "load", "warm_up"),
+    ("reported_seconds", "load", "warm_up"),
     [(12.4, 48, 12), (0, 60, 0), (60.4, 0, 60), (1e300, 0, 60)],
     ids=["part of it", "none of it", "all of it", "a lie"],
 )
 def test_the_warm_up_is_separated_and_the_other_parts_stay_as_kubernetes_measured_them(
-    told_seconds: float, load: int, warm_up: int
+    reported_seconds: float, load: int, warm_up: int
 ) -> None:
     start = PodStart("a", "uid-a", {"total": 100, "model": 28, "load": 60})
     parts = {"total": 100, "model": 28, "load": load, "warm_up": warm_up}
-    assert start.with_warm_up(told_seconds).seconds == parts
+    assert start.with_warm_up(reported_seconds).seconds == parts
 
 
 def test_a_warm_up_without_a_report_or_without_a_known_load_changes_nothing() -> None:
@@ -114,8 +114,8 @@ def test_a_warm_up_that_comes_after_the_next_start_is_no_part_of_that() -> None:
 def test_who_restarts_finds_the_start_that_lacks_its_warm_up(
     last_start: LastStart | None, found: PodStart | None
 ) -> None:
-    told = InferenceServiceStatus(last_start=last_start)
-    assert PodStarts(told, [pod("a", 900), pod("b", None)]).last == found
+    status = InferenceServiceStatus(last_start=last_start)
+    assert PodStarts(status, [pod("a", 900), pod("b", None)]).last == found
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def period(stage: Stage) -> int:
 
 def effective(stage: Stage) -> tuple[list[str] | None, str | None]:
     status = stage.space.need("InferenceService", "qwen").get("status") or {}
-    told = status.get("effective") or {}
-    return told.get("podStarts"), told.get("scaleUpPeriod")
+    effective = status.get("effective") or {}
+    return effective.get("podStarts"), effective.get("scaleUpPeriod")
 
 
 @pytest.mark.slow

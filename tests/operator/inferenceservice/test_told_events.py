@@ -58,17 +58,17 @@ def test_scaling_by_the_autoscaler_is_one_event_a_decision_and_a_reading_is_no_w
         stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
         stage.proxy.wait_quiet()
         before = events(stage)
-        for wanted in (3, 1):
+        for replicas in (3, 1):
             now = stage.space.need("Deployment", "qwen-engine")["spec"]["replicas"]
-            stage.space.patch("Deployment", "qwen-engine", {"spec": {"replicas": wanted}}, "scale")
-            play_decision(stage, now, wanted)
-            wait_until("it is told", lambda wanted=wanted: scaled_to(stage) == wanted)
-            wait_until("the pods", lambda wanted=wanted: deployment_is(stage, wanted))
+            stage.space.patch("Deployment", "qwen-engine", {"spec": {"replicas": replicas}}, "scale")
+            play_decision(stage, now, replicas)
+            wait_until("it is told", lambda desired=replicas: scaled_to(stage) == desired)
+            wait_until("the pods", lambda desired=replicas: deployment_is(stage, desired))
         # Events are written after the status, which may take longer than the proxy's quiet on a busy machine.
         wait_until("both events", lambda: [each["reason"] for each in our_events(stage)].count("Scaled") >= 2)
         stage.proxy.wait_quiet()
-        told = our_events(stage)[len(before) :]
-        assert [event["reason"] for event in told if not event["reason"].startswith(("Scaling", "Metrics"))] == [
+        new_events = our_events(stage)[len(before) :]
+        assert [event["reason"] for event in new_events if not event["reason"].startswith(("Scaling", "Metrics"))] == [
             "Scaled",
             "Scaled",
         ]
@@ -84,12 +84,15 @@ def deployment_is(stage: Stage, replicas: int) -> bool:
     return bool(status.get("replicas") == status.get("readyReplicas") == replicas)
 
 
-def play_decision(stage: Stage, now: int, wanted: int) -> None:
-    metric = {"metric": {"name": "inference_queue_depth"}, "current": {"averageValue": str(12 if wanted > now else 0)}}
+def play_decision(stage: Stage, now: int, replicas: int) -> None:
+    metric = {
+        "metric": {"name": "inference_queue_depth"},
+        "current": {"averageValue": str(12 if replicas > now else 0)},
+    }
     described = {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": "qwen"}
     status = {
         "currentReplicas": now,
-        "desiredReplicas": wanted,
+        "desiredReplicas": replicas,
         "currentMetrics": [{"type": "Object", "object": {**metric, "describedObject": described}}],
     }
     stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", {"status": status}, "status")
@@ -108,9 +111,9 @@ def test_kubectl_describe_reports_the_events_in_the_order_in_which_they_happened
         stage.proxy.wait_quiet()
         described = kubectl(kubeconfig, stage.space.namespace, "describe", "infsvc/qwen")
     rows = [line.split() for line in described.partition("Events:")[2].splitlines()]
-    told = [(row[0], row[1]) for row in rows if row and row[0] in ("Normal", "Warning")]
-    assert told == events(stage)
-    assert len(told) > 12, "fewer are sorted by chance"
+    listed = [(row[0], row[1]) for row in rows if row and row[0] in ("Normal", "Warning")]
+    assert listed == events(stage)
+    assert len(listed) > 12, "fewer are sorted by chance"
 
 
 def test_a_hand_edit_that_is_undone_names_what_to_change_instead(stage: Stage) -> None:

@@ -30,18 +30,18 @@ class WarmUpSources(QuietSources):
     """Sources that record the requests for warm-up times."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, ReportWarmUp]] = []
+        self.requests: list[tuple[str, str, ReportWarmUp]] = []
 
-    def request_warm_up(self, service: str, pod: str, tell: ReportWarmUp) -> None:
-        self.asked.append((service, pod, tell))
+    def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
+        self.requests.append((service, pod, report))
 
 
 class Reconciles:
-    """Reconciles of one service, without a cluster. `asked` are the requests to the gateways."""
+    """Reconciles of one service, without a cluster. `requests` are the requests to the gateways."""
 
     def __init__(self) -> None:
         sources = WarmUpSources()
-        self.asked = sources.asked
+        self.requests = sources.requests
         self.memory = ServiceMemory(OWNER.uid)
         self._metrics = Metrics()
         self._services = make_services(self._metrics, sources)
@@ -61,7 +61,7 @@ class Reconciles:
         return {sample.labels["part"]: sample.value for sample in family.samples if sample.name.endswith("_sum")}
 
     @property
-    def told(self) -> dict[str, int]:
+    def reported(self) -> dict[str, int]:
         assert self.memory.pod_starts is not None
         return dict(self.memory.pod_starts.last.seconds) if self.memory.pod_starts.last else {}
 
@@ -69,50 +69,50 @@ class Reconciles:
 def test_a_ready_pod_is_queried_once_and_counted_when_its_warm_up_is_known() -> None:
     service = Reconciles()
     service.see(replace(READY_POD, ready=False))
-    assert service.asked == []
+    assert service.requests == []
     for _ in range(2):
         service.see(READY_POD)
-    ((key, pod, tell),) = service.asked
+    ((key, pod, report),) = service.requests
     assert (key, pod) == (f"{OWNER.namespace}/{OWNER.name}", "uid-a")
-    assert service.told == {"total": 25, "model": 4, "load": 20}
+    assert service.reported == {"total": 25, "model": 4, "load": 20}
     assert service.counted == {}
-    tell(6.3)
-    assert service.told == service.counted == {"total": 25, "model": 4, "load": 14, "warm_up": 6}
+    report(6.3)
+    assert service.reported == service.counted == {"total": 25, "model": 4, "load": 14, "warm_up": 6}
 
 
 def test_a_start_without_a_reported_warm_up_is_counted_whole() -> None:
     service = Reconciles()
     service.see(READY_POD)
-    ((_, _, tell),) = service.asked
-    tell(None)
-    assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
+    ((_, _, report),) = service.requests
+    report(None)
+    assert service.reported == service.counted == {"total": 25, "model": 4, "load": 20}
 
 
 def test_engines_that_do_not_report_a_warm_up_are_not_queried() -> None:
     service = Reconciles()
     service.see(READY_POD, runtime="VLLM", engine={"image": "example/vllm:1"})
-    assert service.asked == []
-    assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
+    assert service.requests == []
+    assert service.reported == service.counted == {"total": 25, "model": 4, "load": 20}
 
 
 def test_a_start_without_a_load_is_not_queried() -> None:
     service = Reconciles()
     service.see(replace(READY_POD, containers=()))
-    assert service.asked == []
+    assert service.requests == []
     assert service.counted == {"total": 25}
 
 
 def test_the_next_operator_queries_what_the_status_lacks_and_does_not_count_it_again() -> None:
     service = Reconciles()
     service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "20s"})
-    ((_, pod, tell),) = service.asked
-    tell(6)
+    ((_, pod, report),) = service.requests
+    report(6)
     assert pod == "uid-a"
-    assert service.told == {"total": 25, "load": 14, "warm_up": 6}
+    assert service.reported == {"total": 25, "load": 14, "warm_up": 6}
     assert service.counted == {}
 
 
 def test_the_next_operator_queries_nothing_that_the_status_has() -> None:
     service = Reconciles()
     service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "14s", "warmUp": "6s"})
-    assert service.asked == []
+    assert service.requests == []

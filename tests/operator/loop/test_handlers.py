@@ -22,10 +22,10 @@ def make_event(type: str, uid: str) -> dict[str, Any]:
 
 async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
     """Return the uids of the resources that existed when their reconciles ended."""
-    store, done, told = Store(), [], asyncio.Event()
+    store, done, changed = Store(), [], asyncio.Event()
 
     async def reconcile(key: Key) -> Outcome:
-        await told.wait()
+        await changed.wait()
         done.append(store.uid(key) or "none")
         return Outcome()
 
@@ -39,7 +39,7 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
             store.put(WIDGET, event["uid"], Key(WIDGET, event["namespace"], event["name"]), event["uid"])
         await mark(**event)
         await asyncio.sleep(0)
-    told.set()
+    changed.set()
     async with asyncio.timeout(120):
         while workers._workers:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.001)

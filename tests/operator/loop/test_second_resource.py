@@ -29,7 +29,7 @@ def text(stage: Stage, name: str = "qwen-text") -> str:
     return str(found["data"]["text"]) if found is not None else ""
 
 
-def says(stage: Stage, name: str = "qwen") -> str:
+def read_message(stage: Stage, name: str = "qwen") -> str:
     return str((stage.space.need("Widget", name).get("status") or {}).get("says"))
 
 
@@ -40,7 +40,7 @@ def test_two_resources_of_one_name_get_their_own_children_and_statuses(stage: St
         stage.space.make_service("qwen")
         wait_until("the widget's", lambda: text(stage) == "hello")
         stage.space.wait_children("qwen")
-        wait_until("its status", lambda: says(stage) == "hello")
+        wait_until("its status", lambda: read_message(stage) == "hello")
         stage.space.wait_observed("qwen")
         assert ("ConfigMap", "qwen-text") not in stage.space.children("qwen")
         (owner,) = stage.space.need("ConfigMap", "qwen-text")["metadata"]["ownerReferences"]
@@ -106,4 +106,4 @@ def test_an_unreadable_spec_is_reported_and_harms_no_other(stage: Stage) -> None
         make_widget(stage, "bad", text=1)
         make_widget(stage, text="hello")
         wait_until("the good one's", lambda: text(stage) == "hello")
-        wait_until("it is told", lambda: says(stage, "bad") == "spec.text: must be a string")
+        wait_until("it is told", lambda: read_message(stage, "bad") == "spec.text: must be a string")

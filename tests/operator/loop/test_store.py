@@ -44,15 +44,15 @@ def test_of_two_objects_of_one_name_the_later_one_counts() -> None:
 
 
 def test_a_follower_of_a_kind_gets_the_current_value_after_each_change() -> None:
-    store, told, also_told = Store(), [], []
-    store.follow(WIDGET, lambda key, value: told.append((key, value)))
-    store.follow(WIDGET, lambda key, value: also_told.append((key, value)))
+    store, calls, other_calls = Store(), [], []
+    store.follow(WIDGET, lambda key, value: calls.append((key, value)))
+    store.follow(WIDGET, lambda key, value: other_calls.append((key, value)))
     store.put(WIDGET, "uid-0", KEY, "old")
     store.put(POD, "uid-9", KEY, "a")
     store.put(WIDGET, "uid-1", KEY, "new")
     store.drop(WIDGET, "uid-0")
     store.drop(WIDGET, "uid-1")
-    assert told == also_told == [(KEY, "old"), (KEY, "new"), (KEY, "new"), (KEY, None)]
+    assert calls == other_calls == [(KEY, "old"), (KEY, "new"), (KEY, "new"), (KEY, None)]
 
 
 def test_an_object_that_changes_hands_leaves_its_former_owner() -> None:

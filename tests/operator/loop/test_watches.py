@@ -88,16 +88,16 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
 
 
 def test_a_watch_that_breaks_off_before_it_is_complete_begins_anew(stage: Stage) -> None:
-    asked = 0
+    num_watches = 0
 
     def second_watch(call: Call) -> bool:
         """Match the second watch.
 
         The first one gets an error that its version is gone, so the second one begins with all objects.
         """
-        nonlocal asked
-        asked += (call.verb, call.resource) == ("watch", AUTOSCALER.plural)
-        return asked == 2 and call.verb == "watch"
+        nonlocal num_watches
+        num_watches += (call.verb, call.resource) == ("watch", AUTOSCALER.plural)
+        return num_watches == 2 and call.verb == "watch"
 
     with stage.operator():
         stage.space.make_service(autoscaling=AUTOSCALING)
@@ -133,11 +133,11 @@ class Reported:
 
 async def test_no_watch_is_resumed() -> None:
     """Kopf cancels a watch that is silent for long, and would continue after the last object that it saw."""
-    told = Reported()
-    assert await told.read(1, ADDED) == [ADDED]
-    assert await told.read(1, ADDED, from_the_start=False) == ["ERROR"]
-    assert await told.read(2, BOOKMARK) == ["DELETED", BOOKMARK]
-    assert await told.read(1, BOOKMARK, from_the_start=False) == ["ERROR"]
+    reported = Reported()
+    assert await reported.read(1, ADDED) == [ADDED]
+    assert await reported.read(1, ADDED, from_the_start=False) == ["ERROR"]
+    assert await reported.read(2, BOOKMARK) == ["DELETED", BOOKMARK]
+    assert await reported.read(1, BOOKMARK, from_the_start=False) == ["ERROR"]
 
 
 @pytest.mark.parametrize("types", [(), (ADDED,), (ADDED, BOOKMARK)])
@@ -259,7 +259,7 @@ def test_objects_that_cannot_be_read_harm_no_other_service(
             stage.space.make_service("after-a-restart")
             stage.space.wait_children("after-a-restart")
     for kind in DEEP:
-        told = [
+        calls = [
             r.getMessage() for r in caplog.records if f"kind={kind} key={stage.space.namespace}/deep" in r.getMessage()
         ]
-        assert len(told) == 2, "once in each life"
+        assert len(calls) == 2, "once in each life"

@@ -228,16 +228,16 @@ async def test_after_stop_nothing_is_begun() -> None:
 
 async def test_a_reconcile_that_requests_a_time_is_called_again_at_that_time() -> None:
     begun: list[datetime] = []
-    asked = datetime.now(UTC) + timedelta(seconds=0.3)
+    due = datetime.now(UTC) + timedelta(seconds=0.3)
 
     async def reconcile(key: Key) -> Outcome:
         begun.append(datetime.now(UTC))
-        return Outcome(requeue_at=asked) if len(begun) == 1 else Outcome()
+        return Outcome(requeue_at=due) if len(begun) == 1 else Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
     await until_done(metrics, 2)
-    assert begun[0] < asked <= begun[1]
+    assert begun[0] < due <= begun[1]
     assert len(begun) == 2
 
 

@@ -114,7 +114,7 @@ async def until_registered(space: Space, server: MetricsServer) -> Serving:
     return serving
 
 
-async def until_asked_again(space: Space, server: MetricsServer) -> None:
+async def until_queried_again(space: Space, server: MetricsServer) -> None:
     """Wait until the API server has read both versions again, over a connection that it trusts."""
     for name in API_SERVICES:
         before = server.answered

@@ -23,7 +23,7 @@ from tests.operator.metrics_api.steps import (
     look_again,
     serving_of,
     until,
-    until_asked_again,
+    until_queried_again,
     until_registered,
 )
 from tests.operator.stage import Json, Space, Stage, wait_until
@@ -46,14 +46,14 @@ async def test_a_rotation_never_loses_the_api_servers_trust(
         assert authorities(new.bundle) == 2
         await until("both bundles", lambda: set(bundles(installed)) == {new.bundle})
         # The server still has the old pair, as until the kubelet has brought it the new one.
-        await until_asked_again(installed, server)
+        await until_queried_again(installed, server)
         server.serve(new)
-        await until_asked_again(installed, server)
+        await until_queried_again(installed, server)
         clock.ahead += KEEP_OLD_AUTHORITY
         look_again(installed)
         await until("one authority", lambda: [authorities(b) for b in bundles(installed)] == [1, 1])
         assert serving_of(installed).certificate == new.certificate
-        await until_asked_again(installed, server)
+        await until_queried_again(installed, server)
         assert [c["status"] for c in available(installed)] == ["True", "True"]
         assert [c["lastTransitionTime"] for c in available(installed)] == trusted_since
 
@@ -116,7 +116,7 @@ async def test_a_replacement_for_a_fault_never_loses_the_api_servers_trust(
         third = await until("another pair", lambda: other_than(serving_of(installed), second))
         assert third.bundle.endswith(second.bundle), "as the Secret knew it"
         await until("both bundles", lambda: set(bundles(installed)) == {third.bundle})
-        await until_asked_again(installed, server)  # it still has the first pair
+        await until_queried_again(installed, server)  # it still has the first pair
         assert [c["lastTransitionTime"] for c in available(installed)] == trusted_since
 
 
@@ -152,7 +152,7 @@ async def test_what_is_kept_costs_no_calls(stage: Stage, installed: Space, serve
         await until_registered(installed, server)
         await asyncio.to_thread(stage.proxy.wait_quiet, 2.0)
         before = [c for c in stage.proxy.calls if c.verb != "watch"]
-        await until_asked_again(installed, server)  # events that change nothing
+        await until_queried_again(installed, server)  # events that change nothing
         await asyncio.to_thread(stage.proxy.wait_quiet, 1.0)
         assert [c for c in stage.proxy.calls if c.verb != "watch"] == before
     named = [c for c in stage.proxy.calls if c.resource in ("secrets", "apiservices")]

@@ -141,12 +141,12 @@ def test_what_somebody_took_away_leaves_the_group_free_for_a_moment() -> None:
 
 
 def test_only_a_change_of_what_is_ours_is_a_difference() -> None:
-    wanted = build_api_service(API_SERVICES[0], SERVICE, b"bundle", ROLE)
+    expected = build_api_service(API_SERVICES[0], SERVICE, b"bundle", ROLE)
     found = ours(API_SERVICES[0])
-    assert not differs(found, wanted)
-    assert not differs({**found, "metadata": {**found["metadata"], "labels": {"more": "of them"}}}, wanted)
-    assert differs({**found, "spec": {**found["spec"], "caBundle": ""}}, wanted)
-    assert differs({**found, "metadata": {}}, wanted)
+    assert not differs(found, expected)
+    assert not differs({**found, "metadata": {**found["metadata"], "labels": {"more": "of them"}}}, expected)
+    assert differs({**found, "spec": {**found["spec"], "caBundle": ""}}, expected)
+    assert differs({**found, "metadata": {}}, expected)
 
 
 def test_what_was_taken_over_keeps_its_own_owners_and_loses_ours() -> None:

@@ -53,7 +53,7 @@ def holders(*spaces: Space) -> dict[str, str]:
     return {claim["spec"]["name"]: space.namespace for space in spaces for claim in space.list("ServedName")}
 
 
-def wait_told(space: Space, service: str, status: str, reason: str) -> str:
+def wait_message(space: Space, service: str, status: str, reason: str) -> str:
     return str(space.wait_condition(service, "NameClaimed", status, reason, 60)["message"])
 
 
@@ -67,14 +67,14 @@ def test_the_first_service_claims_a_name_and_the_status_of_a_later_one_says_that
 ) -> None:
     teams.start()
     serve(teams.a, "good", name)
-    told = wait_told(teams.a, "good", "True", "NameClaimed")
-    assert told == f"at the gateway's root, clients set model to {name!r}"
+    text = wait_message(teams.a, "good", "True", "NameClaimed")
+    assert text == f"at the gateway's root, clients set model to {name!r}"
     serve(teams.b, "squat", name)
-    told = wait_told(teams.b, "squat", "False", "NameTaken")
-    assert f"the name {name!r} is already taken" in told
-    assert f"clients set model to '{teams.b.namespace}/squat'" in told
+    text = wait_message(teams.b, "squat", "False", "NameTaken")
+    assert f"the name {name!r} is already taken" in text
+    assert f"clients set model to '{teams.b.namespace}/squat'" in text
     ((service, type, message),) = wait_until("its Event", lambda: list_events(teams.b, "NameTaken"))
-    assert (service, type, message) == ("squat", "Warning", told)
+    assert (service, type, message) == ("squat", "Warning", text)
     everything = json.dumps([*teams.b.list("Event"), *teams.b.list("InferenceService")])
     assert "good" not in everything
     assert f'"{teams.a.namespace}"' not in everything
@@ -84,14 +84,14 @@ def test_the_first_service_claims_a_name_and_the_status_of_a_later_one_says_that
 def test_an_older_service_of_another_team_does_not_get_a_name_by_taking_it_on(teams: Teams, name: str) -> None:
     teams.start()
     serve(teams.b, "old", f"{name}-old")
-    wait_told(teams.b, "old", "True", "NameClaimed")
+    wait_message(teams.b, "old", "True", "NameClaimed")
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     teams.b.edit("old", model={"name": name})
-    wait_told(teams.b, "old", "False", "NameTaken")
+    wait_message(teams.b, "old", "False", "NameTaken")
     assert holders(teams.a)[name] == teams.a.namespace
     teams.b.edit("old", model={"name": f"{name}-old"})
-    wait_told(teams.b, "old", "True", "NameClaimed")
+    wait_message(teams.b, "old", "True", "NameClaimed")
 
 
 @pytest.mark.parametrize("operator_runs", [True, False])
@@ -100,16 +100,16 @@ def test_a_name_outlives_its_service_whether_or_not_an_operator_sees_it_go(
 ) -> None:
     life = teams.start()
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     serve(teams.b, "squat", name)
-    wait_told(teams.b, "squat", "False", "NameTaken")
+    wait_message(teams.b, "squat", "False", "NameTaken")
     if not operator_runs:
         life.stop()
     teams.a.delete("InferenceService", "good")
     serve(teams.a, "later", name)
     if not operator_runs:
         teams.start()
-    wait_told(teams.a, "later", "True", "NameClaimed")
+    wait_message(teams.a, "later", "True", "NameClaimed")
     assert holders(teams.a, teams.b) == {name: teams.a.namespace}
     assert teams.b.condition("squat", "NameClaimed")["reason"] == "NameTaken"
 
@@ -117,14 +117,14 @@ def test_a_name_outlives_its_service_whether_or_not_an_operator_sees_it_go(
 def test_a_released_name_goes_to_the_service_that_waits_for_it_and_both_get_an_event(teams: Teams, name: str) -> None:
     teams.start()
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     serve(teams.b, "squat", name)
-    wait_told(teams.b, "squat", "False", "NameTaken")
+    wait_message(teams.b, "squat", "False", "NameTaken")
     teams.a.edit("good", model={"name": f"{name}-2"})
     wait_until("another name", lambda: f"{name}-2" in teams.a.condition("good", "NameClaimed")["message"])
     assert holders(teams.a, teams.b)[name] == teams.a.namespace, "an edit releases nothing"
     release(teams.a, name)
-    wait_told(teams.b, "squat", "True", "NameClaimed")
+    wait_message(teams.b, "squat", "True", "NameClaimed")
     assert holders(teams.a, teams.b)[name] == teams.b.namespace
     ((_, type, message),) = wait_until("its Event", lambda: list_events(teams.a, "NameReleased"))
     assert (type, message) == ("Normal", f"the name {name!r} no longer belongs to this namespace")
@@ -138,9 +138,9 @@ def test_a_claim_that_is_deleted_while_its_service_is_there_comes_back(teams: Te
     teams.start()
     serve(teams.b, "old", f"{name}-old")
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     teams.b.edit("old", model={"name": name})
-    wait_told(teams.b, "old", "False", "NameTaken")
+    wait_message(teams.b, "old", "False", "NameTaken")
     (before,) = teams.a.list("ServedName")
     release(teams.a, name)
     wait_until("another claim", lambda: is_replaced(teams.a, before["metadata"]["uid"]))
@@ -157,15 +157,15 @@ def test_a_name_is_handed_over_by_a_second_claim_and_the_end_of_the_first(teams:
     """An administrator takes the name from a service that continues to serve it."""
     teams.start()
     serve(teams.b, "squat", name)
-    wait_told(teams.b, "squat", "True", "NameClaimed")
+    wait_message(teams.b, "squat", "True", "NameClaimed")
     (claim,) = teams.b.list("ServedName")
     wait_until("another second", lambda: is_past(teams.b, claim), 10)
     claim_name(teams.a.api, teams.a.namespace, name)
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "False", "NameTaken")
+    wait_message(teams.a, "good", "False", "NameTaken")
     release(teams.b, name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
-    wait_told(teams.b, "squat", "False", "NameTaken")
+    wait_message(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.b, "squat", "False", "NameTaken")
     wait_until("an Event", lambda: list_events(teams.b, "NameTaken"))
 
 
@@ -173,20 +173,20 @@ def test_the_holder_of_a_name_holds_later_names_with_a_colon_behind_it(teams: Te
     """Names of adapters have this form, and no other team may get their requests."""
     teams.start()
     serve(teams.b, "early", f"{name}:7b")
-    wait_told(teams.b, "early", "True", "NameClaimed")
+    wait_message(teams.b, "early", "True", "NameClaimed")
     wait_for_another_second(teams.b)
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     wait_for_another_second(teams.a)
     serve(teams.b, "squat", f"{name}:sql")
-    told = wait_told(teams.b, "squat", "False", "NameTaken")
-    assert f"the name '{name}:sql' is already taken" in told
+    message = wait_message(teams.b, "squat", "False", "NameTaken")
+    assert f"the name '{name}:sql' is already taken" in message
     serve(teams.a, "own", f"{name}:other")
-    wait_told(teams.a, "own", "True", "NameClaimed")
+    wait_message(teams.a, "own", "True", "NameClaimed")
     assert teams.b.condition("early", "NameClaimed")["status"] == "True"
     teams.a.delete("InferenceService", "good")
     release(teams.a, name)
-    wait_told(teams.b, "squat", "True", "NameClaimed")
+    wait_message(teams.b, "squat", "True", "NameClaimed")
 
 
 def wait_for_another_second(space: Space) -> None:
@@ -197,16 +197,16 @@ def wait_for_another_second(space: Space) -> None:
 def test_the_names_of_a_namespace_go_with_it_and_a_new_one_is_another_holder(teams: Teams, name: str) -> None:
     teams.start()
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     serve(teams.b, "squat", name)
-    wait_told(teams.b, "squat", "False", "NameTaken")
+    wait_message(teams.b, "squat", "False", "NameTaken")
     path = f"/api/v1/namespaces/{teams.a.namespace}"
     teams.a.api.delete(path)
-    wait_told(teams.b, "squat", "True", "NameClaimed")
+    wait_message(teams.b, "squat", "True", "NameClaimed")
     wait_until("the end of the namespace", lambda: not teams.a.api.reachable(path))
     teams.a.api.create("/api/v1/namespaces", {"metadata": {"name": teams.a.namespace}})
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "False", "NameTaken")
+    wait_message(teams.a, "good", "False", "NameTaken")
 
 
 def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(teams: Teams, name: str) -> None:
@@ -214,14 +214,14 @@ def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(t
         claim_name(teams.a.api, teams.a.namespace, f"{name}/{number}")
     teams.start()
     serve(teams.a, "good", name)
-    told = wait_told(teams.a, "good", "False", "TooManyNames")
-    assert "delete a ServedName that you no longer need" in told
+    message = wait_message(teams.a, "good", "False", "TooManyNames")
+    assert "delete a ServedName that you no longer need" in message
     wait_until("its Event", lambda: list_events(teams.a, "TooManyNames"))
     assert len(holders(teams.a)) == MAX_SERVED_NAMES
     serve(teams.b, "other", f"{name}-b")
-    wait_told(teams.b, "other", "True", "NameClaimed")
+    wait_message(teams.b, "other", "True", "NameClaimed")
     release(teams.a, f"{name}/7")
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     assert len(holders(teams.a)) == MAX_SERVED_NAMES
 
 
@@ -233,8 +233,8 @@ def test_the_first_operator_with_claims_gives_each_name_to_the_oldest_service(
     wait_until("another second", lambda: is_past(teams.b, old), 10)
     serve(teams.a, "young", name)
     teams.start()
-    wait_told(teams.b, "old", "True", "NameClaimed")
-    wait_told(teams.a, "young", "False", "NameTaken")
+    wait_message(teams.b, "old", "True", "NameClaimed")
+    wait_message(teams.a, "young", "False", "NameTaken")
     assert holders(teams.a, teams.b) == {name: teams.b.namespace}
 
 
@@ -260,7 +260,7 @@ def test_the_gateways_own_name_is_claimed_after_those_of_all_services(teams: Tea
 def test_a_second_operator_claims_nothing_twice_and_reports_nothing_new(teams: Teams, name: str) -> None:
     life = teams.start()
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     teams.stage.proxy.wait_quiet()
     life.stop()
     before = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
@@ -276,18 +276,18 @@ def test_a_second_operator_claims_nothing_twice_and_reports_nothing_new(teams: T
 def test_two_services_of_one_namespace_share_a_name_that_leads_to_the_older_one(teams: Teams, name: str) -> None:
     teams.start()
     chat = serve(teams.a, "chat", name)
-    wait_told(teams.a, "chat", "True", "NameClaimed")
+    wait_message(teams.a, "chat", "True", "NameClaimed")
     wait_until("another second", lambda: is_past(teams.a, chat), 10)
     serve(teams.a, "next", name)
-    assert "the older InferenceService chat of this namespace" in wait_told(teams.a, "next", "False", "NameTaken")
+    assert "the older InferenceService chat of this namespace" in wait_message(teams.a, "next", "False", "NameTaken")
     teams.a.delete("InferenceService", "chat")
-    wait_told(teams.a, "next", "True", "NameClaimed")
+    wait_message(teams.a, "next", "True", "NameClaimed")
 
 
 def test_a_name_that_may_be_another_namespaces_service_is_never_claimed(teams: Teams) -> None:
     teams.start()
     serve(teams.a, "good", f"{teams.b.namespace}/anything")
-    assert "a service in another namespace" in wait_told(teams.a, "good", "False", "NameNotAllowed")
+    assert "a service in another namespace" in wait_message(teams.a, "good", "False", "NameNotAllowed")
     assert holders(teams.a) == {}
 
 
@@ -296,7 +296,7 @@ def test_a_claim_is_made_again_after_faults_of_the_api_server(teams: Teams, name
     faults = [proxy.fail(is_claim, status, times=1, Retry_After="0") for status in (500, 0)]
     teams.start()
     serve(teams.a, "good", name)
-    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_message(teams.a, "good", "True", "NameClaimed")
     assert [fault.hits for fault in faults] == [1, 1]
 
 
@@ -311,12 +311,12 @@ def test_a_namespace_in_which_claims_fail_gets_a_clear_error_and_holds_up_no_oth
     teams.stage.proxy.fail(lambda call: is_claim(call) and call.namespace == teams.a.namespace, status, times=1000)
     teams.start()
     serve(teams.a, "fails", name)
-    told = f"not claimed yet: injected {status}"
-    wait_until("it is told", lambda: told in teams.a.condition("fails", "NameClaimed").get("message", ""))
+    message = f"not claimed yet: injected {status}"
+    wait_until("it is told", lambda: message in teams.a.condition("fails", "NameClaimed").get("message", ""))
     assert teams.a.condition("fails", "NameClaimed")["status"] == "Unknown"
     serve(teams.b, "other", name)
-    wait_told(teams.b, "other", "True", "NameClaimed")
-    wait_told(teams.a, "fails", "False", "NameTaken")
+    wait_message(teams.b, "other", "True", "NameClaimed")
+    wait_message(teams.a, "fails", "False", "NameTaken")
 
 
 def test_a_claim_cannot_change(teams: Teams, name: str) -> None:

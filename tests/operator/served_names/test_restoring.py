@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests.chart.installation import find, render_json
-from tests.operator.served_names.test_claims import Teams, holders, name, serve, teams, wait_told
+from tests.operator.served_names.test_claims import Teams, holders, name, serve, teams, wait_message
 
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import binary
@@ -39,9 +39,9 @@ def test_names_stay_with_their_holders_when_the_page_s_backup_is_restored(
     backup, restore = read_commands()
     operator = teams.start()
     serve(teams.b, "holder", name)
-    wait_told(teams.b, "holder", "True", "NameClaimed")
+    wait_message(teams.b, "holder", "True", "NameClaimed")
     serve(teams.a, "waits", name)
-    wait_told(teams.a, "waits", "False", "NameTaken")
+    wait_message(teams.a, "waits", "False", "NameTaken")
     before = holders(teams.a, teams.b)
     assert before[name] == teams.b.namespace
     run(backup, kubeconfig, tmp_path)
@@ -52,8 +52,8 @@ def test_names_stay_with_their_holders_when_the_page_s_backup_is_restored(
     assert holders(teams.a, teams.b) == {}
     run(restore, kubeconfig, tmp_path)
     teams.start()
-    wait_told(teams.a, "waits", "False", "NameTaken")
-    wait_told(teams.b, "holder", "True", "NameClaimed")
+    wait_message(teams.a, "waits", "False", "NameTaken")
+    wait_message(teams.b, "holder", "True", "NameClaimed")
     assert holders(teams.a, teams.b) == before
 
 
