@@ -37,6 +37,6 @@ async def add_engine(engine: EngineServer, cluster: Cluster) -> None:
     await asyncio.to_thread(cluster.apply_engine, "tiny", own_address(), port)
 
 
-async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+async def complete(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
     async with session.post(f"{gateway.url}/{service}/v1/completions", json=LONG) as response:
         raise AssertionError(f"answered too soon: {response.status} {await response.text()}")

@@ -18,11 +18,11 @@ CACHE = {"uri": "hf://a/b", "cache": {"strategy": "PVC", "size": "1Gi"}}
 
 def run(command: list[str], folder: Path) -> tuple[int, str]:
     """Run an engine's command. Returns the exit code and the termination message."""
-    told = folder / "termination-log"
+    log = folder / "termination-log"
     done = subprocess.run(
-        [sys.executable, *command[1:]], env={**os.environ, names.TERMINATION_LOG_ENV: str(told)}, check=False
+        [sys.executable, *command[1:]], env={**os.environ, names.TERMINATION_LOG_ENV: str(log)}, check=False
     )
-    return done.returncode, json.loads(told.read_text())["message"] if told.exists() else ""
+    return done.returncode, json.loads(log.read_text())["message"] if log.exists() else ""
 
 
 @pytest.mark.parametrize("more", ["", "max_seqs: 4\n"])
@@ -34,11 +34,11 @@ def test_the_job_s_command_reads_what_the_operator_writes(tmp_path: Path, more: 
     file = tmp_path / "engine.yaml"
     file.write_text(config["engine.yaml"] + more)
     command: list[Any] = [str(file) if each == names.ENGINE_CONFIG_PATH else each for each in container["command"]]
-    code, told = run(command, tmp_path)
-    assert (code, "max_seqs" in told) == ((2, True) if more else (0, False))
+    code, message = run(command, tmp_path)
+    assert (code, "max_seqs" in message) == ((2, True) if more else (0, False))
 
 
 def test_an_engine_without_the_command_says_what_the_operator_looks_for(tmp_path: Path) -> None:
-    code, told = run(["python", "-m", "conveyor_engine", "chek"], tmp_path)
+    code, message = run(["python", "-m", "conveyor_engine", "chek"], tmp_path)
     assert code == 2
-    assert TOO_OLD.replace("check", "chek") in told
+    assert TOO_OLD.replace("check", "chek") in message

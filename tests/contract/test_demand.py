@@ -61,14 +61,14 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
     service = f"{namespace}/qwen"
     assert await read_counts(source, service) == (0, 0)
     async with aiohttp.ClientSession() as session:
-        asked = [asyncio.create_task(ask(session, gateway, namespace)) for gateway in (*gateways, gateways[0])]
+        tasks = [asyncio.create_task(send(session, gateway, namespace)) for gateway in (*gateways, gateways[0])]
         await eventually((3, 3), lambda: read_counts(source, service))
         gateways[0].terminate()
         await eventually("draining", lambda: read_state(gateways[0]))
         assert await read_counts(source, service) == (3, 3)
-        for task in asked:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ async def read_if_known(source: GatewaySource, service: str) -> tuple[int, int] 
         return None
 
 
-async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, namespace: str) -> int:
+async def send(session: aiohttp.ClientSession, gateway: GatewayProcess, namespace: str) -> int:
     body = {"model": "qwen", "messages": [{"role": "user", "content": "Hello"}]}
     async with session.post(f"{gateway.url}/{namespace}/qwen/v1/chat/completions", json=body) as response:
         return response.status

@@ -29,7 +29,7 @@ from conveyor_gateway.engines.exchange import (
 from conveyor_gateway.engines.session import EngineSession
 
 
-async def ask(error: RequestError, coming: str = "") -> EngineAnswer:
+async def send(error: RequestError, coming: str = "") -> EngineAnswer:
     """Return how the gateway understands an engine's response with this error. coming: a model of newer engines."""
     response = failure_response(error)
     headers = {name: text for name, text in response.headers.items() if name != "content-length"}
@@ -49,22 +49,22 @@ async def ask(error: RequestError, coming: str = "") -> EngineAnswer:
 )
 async def test_an_engine_that_cannot_sends_the_request_back(error: RequestError, means: type[Exception]) -> None:
     with pytest.raises(means) as caught:
-        await ask(error)
+        await send(error)
     assert caught.type is means
 
 
 @pytest.mark.parametrize("error", [InvalidRequest(""), GenerationFailed(""), DeadlineExceeded("")])
 async def test_an_engines_verdict_on_a_request_is_the_clients(error: RequestError) -> None:
-    assert (await ask(error)).status == failure_response(error).status_code
+    assert (await send(error)).status == failure_response(error).status_code
 
 
 @pytest.mark.parametrize("model", ["qwen:sql", "Qwen/Qwen3 8B", "千问:é\n"])
 async def test_an_engine_without_a_model_that_a_rollout_brings_sends_the_request_back(model: str) -> None:
     with pytest.raises(EngineIsBehind):
-        await ask(UnknownModel("", model=model), coming=model)
-    assert (await ask(UnknownModel("", model=model), coming="another")).status == 404
+        await send(UnknownModel("", model=model), coming=model)
+    assert (await send(UnknownModel("", model=model), coming="another")).status == 404
 
 
 async def test_a_name_that_no_service_can_have_is_not_sent() -> None:
     for model in ("", "x" * 1001, "\ud800"):
-        assert (await ask(UnknownModel("", model=model), coming=model)).status == 404
+        assert (await send(UnknownModel("", model=model), coming=model)).status == 404

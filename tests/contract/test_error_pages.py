@@ -33,5 +33,5 @@ def test_a_code_on_a_page_is_one_that_is_answered_with_that_status() -> None:
 
 
 def test_every_status_that_a_client_may_get_is_on_the_page_of_what_to_do() -> None:
-    told = {int(status) for statuses, _ in ROWS for status in re.findall(r"\d{3}", statuses)}
-    assert told == set().union(*STATUSES.values())
+    listed = {int(status) for statuses, _ in ROWS for status in re.findall(r"\d{3}", statuses)}
+    assert listed == set().union(*STATUSES.values())

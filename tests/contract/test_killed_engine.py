@@ -83,7 +83,7 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
     killed, other = engines
     begun = asyncio.Event()
 
-    async def ask(http: aiohttp.ClientSession, service: str, number: int) -> tuple[str, int]:
+    async def send(http: aiohttp.ClientSession, service: str, number: int) -> tuple[str, int]:
         fields: dict[str, Any] = BODY | {"stream": number % 2 == 0}
         headers = {"X-Request-Id": f"{namespace}-{number}"}
         url = f"{gateway.url}/{service}/v1/completions"
@@ -94,11 +94,11 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
         return judge(body, fields["stream"]) if answer.status == 200 else (f"{answer.status}", 0)
 
     async with serving(killed, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
-        asking = [asyncio.create_task(ask(http, service, number)) for number in range(NUM_REQUESTS)]
+        requests = [asyncio.create_task(send(http, service, number)) for number in range(NUM_REQUESTS)]
         await begun.wait()
         await add_engine(other, Cluster(crd, namespace))
         await asyncio.to_thread(end, killed, how)
-        answers = await asyncio.gather(*asking)
+        answers = await asyncio.gather(*requests)
         demand = await asyncio.to_thread(gateway.demand, service)
         count = await asyncio.to_thread(counted, gateway, namespace)
 

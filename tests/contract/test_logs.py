@@ -25,10 +25,10 @@ FOLDERS = ("lib", "operator", "gateway", "metrics", "jobs", "cli", "engine/conve
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
-def check(line: dict[str, Any], asked: str = "event") -> None:
+def check(line: dict[str, Any], key: str = "event") -> None:
     """Check the keys with which each line begins. The time is in UTC, whatever the machine's time zone."""
     assert list(line)[:3] == ["time", "level", "event"]
-    assert asked in line
+    assert key in line
     time = datetime.fromisoformat(line["time"])
     assert line["time"].endswith("Z")
     assert abs(time - datetime.now(UTC)) < timedelta(minutes=5)
@@ -55,9 +55,9 @@ def test_a_program_writes_pairs_that_begin_with_the_time(module: str, log_format
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_the_engine_does_so_too(by_flag: bool, log_format: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "conveyor_engine", "serve", f"--model={tmp_path / 'none'}"]
-    told = [f"--log-format={log_format}"] if by_flag else []
+    flags = [f"--log-format={log_format}"] if by_flag else []
     variables = {} if by_flag else {"CONVEYOR_ENGINE_LOG_FORMAT": log_format}
-    done = subprocess.run([*command, *told], capture_output=True, text=True, env={**os.environ, **variables})
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, env={**os.environ, **variables})
     *lines, last = [READERS[log_format](line) for line in done.stderr.splitlines()]
     for line in lines:
         check(line)

@@ -69,7 +69,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield started.wait_ready()
 
 
-async def ask(http: aiohttp.ClientSession, url: str, kind: Kind, number: int) -> int:
+async def send_request(http: aiohttp.ClientSession, url: str, kind: Kind, number: int) -> int:
     """Send a request. Returns the status of the complete answer; 0 if the client disconnected."""
     fields = {name: value for name, value in (ASKED | kind.body).items() if value is not None}
     path = "chat/completions" if "messages" in fields else "completions"
@@ -99,7 +99,7 @@ async def send(url: str, numbers: range) -> Counter[tuple[str, int]]:
         for number in remaining:
             kind = KINDS[number % len(KINDS)]
             async with asyncio.timeout(LONGEST_SECONDS):
-                ended[kind.name, await ask(http, url, kind, number)] += 1
+                ended[kind.name, await send_request(http, url, kind, number)] += 1
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.TaskGroup() as clients:
         for _ in range(CLIENTS):

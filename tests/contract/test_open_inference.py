@@ -32,7 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield engine.wait_ready()
 
 
-def ask(url: str, model: str, call: Callable[[triton.InferenceServerClient, str], Any]) -> Any:
+def send(url: str, model: str, call: Callable[[triton.InferenceServerClient, str], Any]) -> Any:
     with triton.InferenceServerClient(url.removeprefix("http://"), network_timeout=60) as client:
         return call(client, model)
 
@@ -50,14 +50,14 @@ async def test_tritons_client_works_unchanged(
         base = f"{gateway.url}/{service}"
         expected = np.exp(ROWS / 2) / np.exp(ROWS / 2).sum(axis=1, keepdims=True)
         for url, model in ((base, "tiny"), (gateway.url, service)):
-            assert await asyncio.to_thread(ask, url, model, lambda client, _: client.is_server_live())
-            assert await asyncio.to_thread(ask, url, model, lambda client, _: client.is_server_ready())
-            assert await asyncio.to_thread(ask, url, model, lambda client, name: client.is_model_ready(name, "1"))
-            told = await asyncio.to_thread(ask, url, model, lambda client, _: client.get_server_metadata())
-            assert told["extensions"] == ["binary_tensor_data"]
-            told = await asyncio.to_thread(ask, url, model, lambda client, name: client.get_model_metadata(name))
-            assert (told["name"], told["inputs"][0]["shape"]) == ("tiny", [-1, -1])
-            assert np.abs(await asyncio.to_thread(ask, url, model, infer) - expected).max() < 1e-6
+            assert await asyncio.to_thread(send, url, model, lambda client, _: client.is_server_live())
+            assert await asyncio.to_thread(send, url, model, lambda client, _: client.is_server_ready())
+            assert await asyncio.to_thread(send, url, model, lambda client, name: client.is_model_ready(name, "1"))
+            metadata = await asyncio.to_thread(send, url, model, lambda client, _: client.get_server_metadata())
+            assert metadata["extensions"] == ["binary_tensor_data"]
+            metadata = await asyncio.to_thread(send, url, model, lambda client, name: client.get_model_metadata(name))
+            assert (metadata["name"], metadata["inputs"][0]["shape"]) == ("tiny", [-1, -1])
+            assert np.abs(await asyncio.to_thread(send, url, model, infer) - expected).max() < 1e-6
             for call, words in (
                 (lambda client, name: client.get_model_metadata("other"), "other"),
                 (lambda client, name: client.get_model_metadata(name, "2"), "the model has only version '1'"),
@@ -65,10 +65,10 @@ async def test_tritons_client_works_unchanged(
                 (lambda client, name: infer(client, name, np.zeros((1, 9), np.float32)), "n is 1 to 8"),
             ):
                 with pytest.raises(InferenceServerException, match=words) as caught:
-                    await asyncio.to_thread(ask, url, model, call)
+                    await asyncio.to_thread(send, url, model, call)
                 assert caught.value.status() in ("400", "404")
         with pytest.raises(InferenceServerException, match="there is no service 'none' in namespace 'default'"):
-            await asyncio.to_thread(ask, f"{gateway.url}/default/none", "x", infer)
+            await asyncio.to_thread(send, f"{gateway.url}/default/none", "x", infer)
         await check_long_bodies(gateway, service)
 
 
@@ -95,8 +95,8 @@ async def check_long_bodies(gateway: GatewayProcess, service: str) -> None:
         aiohttp.ClientSession() as http,
         http.post(f"{gateway.url}/v2/models/{service}/infer", data=io.BytesIO(body)) as answer,
     ):
-        told = await answer.json()
-    assert (answer.status, told["error"]) == (
+        document = await answer.json()
+    assert (answer.status, document["error"]) == (
         413,
         "the body is longer than 1048576 bytes, the most that this model needs",
     )

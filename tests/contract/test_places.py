@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.contract.serving import add_engine, ask, serving
+from tests.contract.serving import add_engine, complete, serving
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster
@@ -60,9 +60,9 @@ async def test_what_waits_waits_in_the_gateways_and_no_place_stays_empty(
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         serving(first, gateways, crd, namespace) as service,
-        asyncio.TaskGroup() as asking,
+        asyncio.TaskGroup() as group,
     ):
-        clients = [asking.create_task(ask(session, gateways[i % len(gateways)], service)) for i in range(16)]
+        clients = [group.create_task(complete(session, gateways[i % len(gateways)], service)) for i in range(16)]
         await asyncio.to_thread(first.wait_load, running=4, waiting=1)
         await add_engine(second, Cluster(crd, namespace))
         await asyncio.to_thread(second.wait_load, running=4, waiting=1)
@@ -83,13 +83,15 @@ async def test_a_gateway_that_dies_gives_its_places_back(
 ) -> None:
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        asyncio.TaskGroup() as asking,
+        asyncio.TaskGroup() as group,
     ):
         with GatewayProcess(kubeconfig) as dying:
             async with serving(engines[0], [*gateways, dying], crd, namespace) as service:
-                lost = [asking.create_task(ask_in_vain(session, dying, service)) for _ in range(10)]
+                lost = [group.create_task(complete_in_vain(session, dying, service)) for _ in range(10)]
                 await asyncio.to_thread(engines[0].wait_load, running=4, waiting=1)
-                clients = [asking.create_task(ask(session, gateway, service)) for gateway in gateways for _ in range(4)]
+                clients = [
+                    group.create_task(complete(session, gateway, service)) for gateway in gateways for _ in range(4)
+                ]
                 await asyncio.sleep(0.2)
                 await asyncio.to_thread(dying.kill)
                 await asyncio.gather(*lost)
@@ -98,9 +100,9 @@ async def test_a_gateway_that_dies_gives_its_places_back(
                     client.cancel()
 
 
-async def ask_in_vain(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+async def complete_in_vain(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
     with pytest.raises(aiohttp.ClientError):
-        await ask(session, gateway, service)
+        await complete(session, gateway, service)
 
 
 async def test_a_batch_is_filled_before_the_next_engine_begins_one(
@@ -118,7 +120,7 @@ async def test_a_batch_is_filled_before_the_next_engine_begins_one(
                     await asyncio.sleep(0.05)
         for number in (1, 2):
             await asyncio.gather(
-                *(ask_for_five_tokens(session, gateways[i % len(gateways)], service) for i in range(4))
+                *(complete_five_tokens(session, gateways[i % len(gateways)], service) for i in range(4))
             )
             assert sum([await asyncio.to_thread(count_full_batches, engine) for engine in static_engines]) == number
 
@@ -132,7 +134,7 @@ def count_full_batches(engine: EngineServer) -> int:
     return sum(int(float(line.split()[-1])) for line in lines)
 
 
-async def ask_for_five_tokens(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+async def complete_five_tokens(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
     body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True}
     async with session.post(f"{gateway.url}/{service}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()

@@ -31,15 +31,15 @@ from conveyor_process.listening import BACKLOG, Acceptor, close_port, listen
 @pytest.fixture
 def backlogs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The backlogs with which this process calls `listen`."""
-    asked: list[int] = []
+    ports: list[int] = []
     listen = socket.socket.listen
 
     def record(self: socket.socket, backlog: int = 0) -> None:
-        asked.append(backlog)
+        ports.append(backlog)
         listen(self, backlog)
 
     monkeypatch.setattr(socket.socket, "listen", record)
-    return asked
+    return ports
 
 
 async def refuse(_: web.BaseRequest) -> web.StreamResponse:

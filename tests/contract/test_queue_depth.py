@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.contract.serving import ask, serving
+from tests.contract.serving import complete, serving
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.process import GatewayProcess
@@ -85,14 +85,14 @@ async def test_ten_clients_of_an_engine_that_runs_four_are_a_depth_of_six(
 ) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         source = make_source(session, gateways)
-        async with asyncio.TaskGroup() as asking:
+        async with asyncio.TaskGroup() as group:
             tasks = [
-                asking.create_task(ask(session, gateway, service))
+                group.create_task(complete(session, gateway, service))
                 for gateway, number in zip(gateways, clients, strict=True)
                 for _ in range(number)
             ]
             async with asyncio.timeout(60):  # the depth is known before the engine has placed all of them
-                while await asyncio.to_thread(told_by_the_engine, gateways, service) != {1}:  # noqa: ASYNC110
+                while await asyncio.to_thread(queue_depths_of_the_engine, gateways, service) != {1}:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await eventually(source, service, in_flight=10, queue_depth=6)
             for task in tasks[:7]:
@@ -109,9 +109,9 @@ async def test_requests_take_more_places_where_the_cache_carries_half_of_the_bat
     assert short_engine.metric("conveyor_engine_capacity") == 4
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         source = make_source(session, gateways)
-        async with asyncio.TaskGroup() as asking:
+        async with asyncio.TaskGroup() as group:
             tasks = [
-                asking.create_task(ask_again(session, gateways[number % 2], short_service, number))
+                group.create_task(send_again(session, gateways[number % 2], short_service, number))
                 for number in range(6)
             ]
             await eventually(source, short_service, in_flight=12)
@@ -125,12 +125,15 @@ async def test_the_limit_that_objectives_set_arrives_with_its_reason(
     gateways: list[GatewayProcess], steered_service: str
 ) -> None:
     async with aiohttp.ClientSession() as session:
-        source, asking = make_source(session, gateways), asyncio.create_task(ask(session, gateways[0], steered_service))
+        source, request = (
+            make_source(session, gateways),
+            asyncio.create_task(complete(session, gateways[0], steered_service)),
+        )
         async with asyncio.timeout(60):
             while not (found := await source.read_demand(steered_service)).limited_engines:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert (found.running_limit, found.limited_engines) == (4, {"declared": 1})
-        asking.cancel()
+        request.cancel()
 
 
 def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) -> GatewaySource:
@@ -139,7 +142,7 @@ def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) 
     return source
 
 
-async def ask_again(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str, number: int) -> None:
+async def send_again(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str, number: int) -> None:
     """Send requests as one client, with a prompt whose blocks no other request shares."""
     body = {"prompt": [10 + number] * 1000, "max_tokens": 100, "ignore_eos": True}
     while True:
@@ -147,7 +150,7 @@ async def ask_again(session: aiohttp.ClientSession, gateway: GatewayProcess, ser
             assert response.status == 200, await response.text()
 
 
-def told_by_the_engine(gateways: list[GatewayProcess], service: str) -> set[int | None]:
+def queue_depths_of_the_engine(gateways: list[GatewayProcess], service: str) -> set[int | None]:
     """Return how many requests wait in the engine, as it told each gateway that has requests there."""
     demands = [json.loads(gateway.admin(f"/demand?service={service}")[1]) for gateway in gateways]
     return {engine["waiting"] for demand in demands for engine in demand["services"][service]["engines"].values()}

@@ -38,8 +38,10 @@ def test_every_target_has_a_line_of_help() -> None:
 
 
 def test_the_nightly_target_runs_what_ci_leaves_out() -> None:
-    told = subprocess.run(["make", "-n", "nightly"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    chosen = [marks.split(" and not")[0].strip() for marks in re.findall(r"-m '([^']*)'", told)]
+    output = subprocess.run(
+        ["make", "-n", "nightly"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
+    chosen = [marks.split(" and not")[0].strip() for marks in re.findall(r"-m '([^']*)'", output)]
     assert chosen[:4] == ["slow", "nightly", "slow", "nightly"], "the tests, and those with the oldest versions"
     assert chosen[4:] == ["not alone", "alone"]
 
@@ -93,10 +95,10 @@ def installed(dockerfile: Path) -> set[str]:
     found: set[tuple[str, str]] = set()
     todo = [("conveyor", ""), *(("conveyor", extra) for extra in re.findall(r"--extra (\w+)", dockerfile.read_text()))]
     while todo:
-        if (wanted := todo.pop()) in found:
+        if (target := todo.pop()) in found:
             continue
-        found.add(wanted)
-        name, extra = wanted
+        found.add(target)
+        name, extra = target
         for package in lock[name]:
             needed = (
                 package.get("optional-dependencies", {}).get(extra, []) if extra else package.get("dependencies", [])

@@ -13,8 +13,8 @@ from conveyor_operator.settings import PROGRAM as OPERATOR
 
 def test_a_setting_of_all_three_programs_has_one_name_and_one_default() -> None:
     programs = (OPERATOR, GATEWAY, METRICS)
-    told = [{(row.flag, row.must_be, row.default) for row in program.rows()} for program in programs]
-    alike = {flag for flag, _, _ in set.intersection(*told)}
+    rows_of = [{(row.flag, row.must_be, row.default) for row in program.rows()} for program in programs]
+    alike = {flag for flag, _, _ in set.intersection(*rows_of)}
     assert alike == {"--host", "--admin-port", "--system-namespace", "--kubeconfig", "--log-format", "--log-level"}
 
 
@@ -38,9 +38,9 @@ def test_a_wrong_value_ends_every_program_with_one_sentence_and_code_2(module: s
 
 
 def test_a_setting_of_one_name_may_be_the_same_in_every_program() -> None:
-    said: dict[str, set[str]] = {}
+    meanings: dict[str, set[str]] = {}
     for program in (OPERATOR, GATEWAY, METRICS, ENGINE):
         for row in program.rows():
-            said.setdefault(row.flag, set()).add(row.must_be)
+            meanings.setdefault(row.flag, set()).add(row.must_be)
     # A gateway drains as long as the longest request of any service may take, a day.
-    assert {flag for flag, words in said.items() if len(words) > 1} == {"--drain-timeout-seconds"}
+    assert {flag for flag, words in meanings.items() if len(words) > 1} == {"--drain-timeout-seconds"}

@@ -127,14 +127,14 @@ class Both:
         address = self.addresses[engine] = f"{len(self.addresses)}:1"
         self.engines.places[address] = Places(SPEC.batching.effective_batch_size)
         self.simulated.add_engine(0, engine)
-        self.tell_engines()
+        self.update_engines()
 
     def remove_engine(self) -> None:
         if self.simulated.engines:
             self.simulated.remove_engine()
-            self.tell_engines()
+            self.update_engines()
 
-    def tell_engines(self) -> None:
+    def update_engines(self) -> None:
         for queue in self.real:
             queue.set_engines([self.addresses[engine] for engine in self.simulated.engines])
 

@@ -245,16 +245,16 @@ def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("batching", [{}, {"maxBatchTokens": 100}, {"maxBatchSize": 40}, {"mode": "None"}], ids=str)
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("task", [*get_args(Task)])
 @pytest.mark.parametrize("device", get_args(Device))
 def test_an_engine_has_the_batch_of_the_status(
-    device: str, task: str, told: bool, batching: dict[str, Any], tmp_path: Path
+    device: str, task: str, is_given: bool, batching: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A GPU is there. told: whether the spec names the task; otherwise a pod has read it from the files."""
-    if task == "Custom" and not told:
+    """A GPU is there. is_given: whether the spec names the task; otherwise a pod has read it from the files."""
+    if task == "Custom" and not is_given:
         return
-    body = build_body(task=task if told else None, engine={"device": device}, batching=batching)
+    body = build_body(task=task if is_given else None, engine={"device": device}, batching=batching)
     body["status"] = {"model": {"uri": body["spec"]["model"]["uri"], "task": task}}
     config = read_as_engine(body, tmp_path)
     size, _ = choose_batch_limits(config, torch.device("cuda"), task.lower())

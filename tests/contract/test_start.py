@@ -78,9 +78,9 @@ def test_the_status_is_completed_when_the_gateways_have_learned_of_the_engine(
         uid = publish_engine(space, engine)
         wait_until("its warm-up is", lambda: is_whole(last_start(space)), show=lambda: last_start(space))
         stage.proxy.wait_quiet(2)
-    told = gateway.admin(f"/start?service={space.namespace}/qwen&pod={uid}")
+    start = gateway.admin(f"/start?service={space.namespace}/qwen&pod={uid}")
     seconds = engine.metric("conveyor_engine_start_seconds", part="warm_up")
-    assert (told[0], json.loads(told[1])) == (200, {"warm_up_seconds": seconds})
+    assert (start[0], json.loads(start[1])) == (200, {"warm_up_seconds": seconds})
     assert last_start(space)["warmUp"] == f"{seconds:.0f}s"
 
 

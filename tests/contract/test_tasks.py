@@ -133,8 +133,8 @@ async def test_all_paths_of_the_task_answer_through_the_gateway(
         for path, body in BODIES[OTHERS[task.name]].items():
             status, refused = await post(f"/{service}{path}", body)
             assert (status, details_of(refused)["code"]) == (400, "wrong_task")
-        async with http.get(f"{gateway.url}/{service}/openapi.json") as told:
-            document = await told.json()
+        async with http.get(f"{gateway.url}/{service}/openapi.json") as response:
+            document = await response.json()
     for path in BODIES[task.name]:
         schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["$ref"].rpartition("/")[2] in document["components"]["schemas"]
@@ -168,7 +168,7 @@ async def test_audio_is_routed_by_its_path_and_by_its_model_and_may_be_long(
     sound = np.repeat(draw_sound(0, 8.2, 192_000)[:, np.newaxis], 4, axis=1)
     file = ("x.wav", encode_sound(sound, rate=192_000, subtype="FLOAT"))
 
-    def ask(base: str, model: str) -> list[str]:
+    def send(base: str, model: str) -> list[str]:
         with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
             audio = client.audio
             texts = [audio.transcriptions.create(model=model, file=file, language="de").text]
@@ -176,11 +176,11 @@ async def test_audio_is_routed_by_its_path_and_by_its_model_and_may_be_long(
             *_, done = audio.transcriptions.create(model=model, file=file, language="de", stream=True)
             return [*texts, done.text]  # type: ignore[union-attr]
 
-    direct = await asyncio.to_thread(ask, f"{task.engine.url}/v1", "tiny")
+    direct = await asyncio.to_thread(send, f"{task.engine.url}/v1", "tiny")
     assert direct[0] == direct[2] != direct[1]
     async with serving(task.engine, [gateway], crd, namespace) as service:
-        assert await asyncio.to_thread(ask, f"{gateway.url}/{service}/v1", "tiny") == direct
-        assert await asyncio.to_thread(ask, f"{gateway.url}/v1", service) == direct
+        assert await asyncio.to_thread(send, f"{gateway.url}/{service}/v1", "tiny") == direct
+        assert await asyncio.to_thread(send, f"{gateway.url}/v1", service) == direct
 
 
 async def test_the_page_s_request_for_images_is_answered(
@@ -192,8 +192,10 @@ async def test_the_page_s_request_for_images_is_answered(
     command = re.search(r"```sh\n(.*?)```", page, re.DOTALL)
     assert command
     async with serving(task.engine, [gateway], crd, namespace) as service:
-        told = command[1].replace("http://127.0.0.1:8080/default/image-embed", f"{gateway.url}/{service}")
-        run = await asyncio.create_subprocess_exec("bash", "-c", told, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE)
+        command_line = command[1].replace("http://127.0.0.1:8080/default/image-embed", f"{gateway.url}/{service}")
+        run = await asyncio.create_subprocess_exec(
+            "bash", "-c", command_line, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE
+        )
         printed, _ = await run.communicate()
     (one,) = json.loads(printed)["data"]
     assert sum(number * number for number in one["embedding"]) == pytest.approx(1)

@@ -82,8 +82,8 @@ async def test_apis_that_are_translated_are_routed_and_counted_alike(
 
         def post(request_id: str, **fields: Any) -> Any:
             headers = {"X-Request-Id": f"{namespace}-{request_id}"}
-            asked = body | {"model": service, limit: 20, "ignore_eos": True} | fields
-            return http.post(f"{gateway.url}/v1/{path}", json=asked, headers=headers)  # the root: `model` routes
+            sent = body | {"model": service, limit: 20, "ignore_eos": True} | fields
+            return http.post(f"{gateway.url}/v1/{path}", json=sent, headers=headers)  # the root: `model` routes
 
         async with post("whole") as answer:
             usage = (await answer.json())["usage"]

@@ -30,14 +30,14 @@ def test_an_engine_has_the_context_and_the_blocks_that_the_status_reports(spec: 
     config = read_as_engine(body, tmp_path)
     config = replace(config, model=str(model), device="cpu", dtype="float32", warmup=False)
     facts = GenerateRunner(config, open_placement(config)).facts
-    told = {
+    measured = {
         each.name: each.value for each in describe_derived(InferenceService.parse(body).settled_spec, CONTEXT_TOKENS)
     }
     if "engine" not in spec:
-        assert told.pop("engine.maxModelLen") == f"{facts.max_model_len} tokens"
+        assert measured.pop("engine.maxModelLen") == f"{facts.max_model_len} tokens"
     if "kvCache" not in spec:
-        assert told.pop("kvCache.blockBudget") == f"{facts.num_kv_blocks} blocks"
-    assert told.keys() == {"CUDA graphs of decodes", "warm-up"}, "a field that sets a size has no row"
+        assert measured.pop("kvCache.blockBudget") == f"{facts.num_kv_blocks} blocks"
+    assert measured.keys() == {"CUDA graphs of decodes", "warm-up"}, "a field that sets a size has no row"
 
 
 def test_the_documented_workload_arrives(tmp_path: Path) -> None:

@@ -81,16 +81,16 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
     begun = time.monotonic()
     await fall_asleep(space, gateway, cluster, engine)
     assert time.monotonic() - begun > 5, "not before its idle timeout"
-    asking = asyncio.create_task(complete(gateway, space))
+    request = asyncio.create_task(complete(gateway, space))
     await asyncio.to_thread(wait_until, "an engine is asked for", lambda: replicas(space) == 1)
     await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
-    assert not asking.done(), "it is held until an engine is there"
+    assert not request.done(), "it is held until an engine is there"
     await asyncio.to_thread(space.wait_condition, "qwen", "Ready", "True", "StartingFromZero")
     base = f"{gateway.url}/{space.namespace}/qwen"
     await asyncio.to_thread(wait_until, "the gateway knows", lambda: get(f"{base}/health") == STARTING)
     assert get(f"{base}/openapi.json")[0] == 200
     cluster.apply_engine("qwen", own_address(), engine)
-    assert await asking == (200, {"text": "hello"})
+    assert await request == (200, {"text": "hello"})
     events = [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"]
     assert events == ["scaled 0 -> 1: requests are queued"]
 
@@ -124,10 +124,10 @@ async def test_an_edit_at_zero_wakes_nobody_and_counts_as_untried_until_an_engin
     space.edit("qwen", engine={"maxModelLen": 64})
     await asyncio.to_thread(wait_until, "it is told", is_untried)
     assert replicas(space) == 0
-    asking = asyncio.create_task(complete(gateway, space))
+    request = asyncio.create_task(complete(gateway, space))
     await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
     cluster.apply_engine("qwen", own_address(), engine)
-    assert (await asking)[0] == 200
+    assert (await request)[0] == 200
     await asyncio.to_thread(space.wait_condition, "qwen", "Ready", "True", "ScaledToZero")
     assert not is_untried()
 
@@ -147,11 +147,11 @@ async def test_a_start_that_fails_answers_with_the_reason_until_it_is_fixed(
     node.decide = lambda pod: None
     space.edit("qwen", model={"uri": "pvc://models/there"})
     await asyncio.to_thread(space.wait_observed, "qwen")
-    asking = asyncio.create_task(complete_when_queued(gateway, space))
+    request = asyncio.create_task(complete_when_queued(gateway, space))
     node.decide = ready
     await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
     cluster.apply_engine("qwen", own_address(), engine)
-    assert await asking == (200, {"text": "hello"})
+    assert await request == (200, {"text": "hello"})
 
 
 async def complete_when_queued(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:

@@ -51,11 +51,13 @@ async def test_requests_that_wait_for_one_service_shut_nobody_out_of_another(
         for _ in range(MAX_CONNECTIONS):
             async with http.post(url, data=b"{}", headers={"Connection": "close"}) as answer:
                 assert answer.status == 200, await answer.text()
-    asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(2)]  # the first one takes the last room
-    refused, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    requests = [
+        asyncio.create_task(post(http, stack.completions)) for _ in range(2)
+    ]  # the first one takes the last room
+    refused, _ = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
     assert [(each.result()[0], each.result()[1]["error"]["code"]) for each in refused] == [(429, "too_many_requests")]
     assert [each.result()[2]["Connection"] for each in refused] == ["close"]
-    for each in asking:
+    for each in requests:
         each.cancel()
     received = b""
     for reader in readers:

@@ -46,7 +46,7 @@ async def own_name(stack: Stack) -> str:
     return name
 
 
-async def ask(gateway: GatewayProcess, http: aiohttp.ClientSession, model: str, **headers: str) -> tuple[str, str]:
+async def send(gateway: GatewayProcess, http: aiohttp.ClientSession, model: str, **headers: str) -> tuple[str, str]:
     """Send a request. Returns the code of the error, and all that the client got."""
     url, body = f"{gateway.url}/v1/completions", json.dumps({"model": model, "prompt": "x"})
     async with http.post(url, data=body, headers={key.replace("_", "-"): text for key, text in headers.items()}) as got:
@@ -63,24 +63,24 @@ async def break_off(request: web.Request) -> web.StreamResponse:
 async def test_a_client_of_the_root_never_reads_the_namespace_of_its_service(
     gateway: GatewayProcess, stack: Stack, own_name: str, http: aiohttp.ClientSession
 ) -> None:
-    got = [await ask(gateway, http, own_name, X_Request_Timeout_Seconds="0.05")]
-    waiting = [asyncio.create_task(ask(gateway, http, own_name)) for _ in range(4)]
+    got = [await send(gateway, http, own_name, X_Request_Timeout_Seconds="0.05")]
+    waiting = [asyncio.create_task(send(gateway, http, own_name)) for _ in range(4)]
     got += await asyncio.gather(*waiting)
     async with running_engine(break_off) as one, running_engine(break_off) as two:
         for engine in (one, two):
             await stack.add_engine(engine.port)
-        got.append(await ask(gateway, http, own_name))
+        got.append(await send(gateway, http, own_name))
         for engine in (one, two):
             await stack.set_engine_ready(engine.port, ready=False)
     async with running_engine(answering(web.json_response, data={}, status=500)) as engine:
         await stack.add_engine(engine.port)
     await stack.apply_service(model={"uri": "hf://org/model", "name": own_name}, queue={"timeout": "1h"})
     await stack.set_engine_ready(engine.port, ready=False)
-    last = asyncio.create_task(ask(gateway, http, own_name))
+    last = asyncio.create_task(send(gateway, http, own_name))
     await stack.wait_demand(in_flight=1)
     await asyncio.to_thread(stack.cluster.delete_service, "qwen")
     got.append(await last)
-    got.append(await ask(gateway, http, own_name))
+    got.append(await send(gateway, http, own_name))
     codes = {"deadline_exceeded", "queue_timeout", "queue_full", "engine_lost", "service_deleted", "model_not_found"}
     assert {code for code, _ in got} == codes
     assert not [text for _, text in got if stack.cluster.namespace in text]

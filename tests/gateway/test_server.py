@@ -64,7 +64,7 @@ class Streams:
         return answer
 
 
-async def ask(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+async def send(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
     async with http.post(url, data=b"{}") as answer:
         return answer.status, await answer.read()
 
@@ -76,11 +76,11 @@ async def test_sigterm_ends_readiness_at_once_and_the_process_after_the_last_req
     gateway, streams = ending.gateway, Streams()
     async with running_engine(streams.handle) as engine:
         await ending.add_engine(engine.port)
-        asking = [asyncio.create_task(ask(http, ending.completions)) for _ in range(3)]
+        requests = [asyncio.create_task(send(http, ending.completions)) for _ in range(3)]
         await ending.wait_demand(dispatched=2, queued=1)
         gateway.terminate()
         await ending.wait(lambda: gateway.admin("/readyz") == (503, "draining\n"))
-        late = asyncio.create_task(ask(http, ending.completions))  # one who does not know yet
+        late = asyncio.create_task(send(http, ending.completions))  # one who does not know yet
         await ending.wait_demand(dispatched=2, queued=2)
         reader, uploading = await asyncio.open_connection("127.0.0.1", gateway.port)
         uploading.write(
@@ -90,7 +90,7 @@ async def test_sigterm_ends_readiness_at_once_and_the_process_after_the_last_req
         uploading.write(b"}")
         await ending.wait_demand(dispatched=2, queued=3)  # counted for the autoscaler to the end
         streams.gate.set()
-        answers = await asyncio.gather(*asking, late)
+        answers = await asyncio.gather(*requests, late)
         assert set(answers) == {(200, b"data: 1\n\ndata: 2\n\n")}
         assert b"data: 2" in await reader.read()  # to the end of the connection
         uploading.close()
@@ -112,9 +112,9 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
     gateway, streams = ending.gateway, Streams()
     async with running_engine(streams.handle) as engine:
         await ending.add_engine(engine.port)
-        running = [asyncio.create_task(ask(http, ending.completions)) for _ in range(2)]
+        running = [asyncio.create_task(send(http, ending.completions)) for _ in range(2)]
         await ending.wait(lambda: streams.begun == 2)
-        queued = asyncio.create_task(ask(http, ending.completions))
+        queued = asyncio.create_task(send(http, ending.completions))
         await ending.wait_demand(queued=1)
         began = time.monotonic()
         gateway.terminate()
@@ -162,7 +162,7 @@ async def test_the_first_answer_that_begins_while_draining_is_the_last_of_its_co
     request = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with running_engine(long.handle) as busy, running_engine(short.handle) as idle:
         await ending.add_engine(busy.port)
-        asking = asyncio.create_task(ask(http, ending.completions))
+        task = asyncio.create_task(send(http, ending.completions))
         await ending.wait(lambda: long.begun == 1)
         await ending.add_engine(idle.port)
         reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
@@ -177,9 +177,9 @@ async def test_the_first_answer_that_begins_while_draining_is_the_last_of_its_co
         assert b"\r\nConnection: close\r\n" in last
         assert b"data: 2" in last
         writer.close()
-        assert not asking.done()
+        assert not task.done()
         long.gate.set()
-        assert (await asking)[1] == b"data: 1\n\ndata: 2\n\n"
+        assert (await task)[1] == b"data: 1\n\ndata: 2\n\n"
         assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
 
 
@@ -207,7 +207,7 @@ async def test_a_client_that_did_not_see_the_end_of_the_connection_may_send_one_
 
 @pytest.mark.parametrize("ending", [3600], indirect=True)
 async def test_a_second_signal_skips_the_waiting(ending: Stack, http: aiohttp.ClientSession) -> None:
-    queued = asyncio.create_task(ask(http, ending.completions))
+    queued = asyncio.create_task(send(http, ending.completions))
     await ending.wait_demand(queued=1)
     ending.gateway.terminate()
     await ending.wait(lambda: ending.gateway.admin("/readyz")[0] == 503)
@@ -224,7 +224,7 @@ async def test_an_idle_kept_alive_connection_does_not_delay_the_end(ending: Stac
     assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
 
 
-async def ask_with_900_bytes(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+async def send_900_bytes(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
     async with http.post(url, data=b" " * 900) as answer:
         return answer.status, await answer.read()
 
@@ -239,33 +239,33 @@ async def test_a_service_whose_requests_fill_the_memory_of_its_namespace_is_answ
     other = f"{ending.cluster.namespace}/other"
     await asyncio.to_thread(ending.cluster.apply_service, "other")
     await ending.wait(lambda: ending.gateway.demand(other) is not None)
-    holding = [asyncio.create_task(ask_with_900_bytes(http, ending.completions)) for _ in range(2)]
+    holding = [asyncio.create_task(send_900_bytes(http, ending.completions)) for _ in range(2)]
     await ending.wait_demand(queued=2)
-    status, body = await ask_with_900_bytes(http, ending.completions)
+    status, body = await send_900_bytes(http, ending.completions)
     assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_memory_full")
     url = ending.completions.replace(ending.key, other)
-    asking = asyncio.create_task(ask_with_900_bytes(http, url))
+    request = asyncio.create_task(send_900_bytes(http, url))
     await ending.wait_demand(queued=1)
     evicted, _ = await asyncio.wait(holding, return_when=asyncio.FIRST_COMPLETED)
     assert [each.result()[0] for each in evicted] == [503]
     assert held_bytes(ending) == 1800
-    assert not asking.done()
-    for task in (*holding, asking):
+    assert not request.done()
+    for task in (*holding, request):
         task.cancel()
     await ending.wait(lambda: held_bytes(ending) == 0)
 
 
 async def test_a_body_is_held_until_an_engine_has_answered(ending: Stack, http: aiohttp.ClientSession) -> None:
     streams = Streams()
-    asking = asyncio.create_task(ask_with_900_bytes(http, ending.completions))
+    request = asyncio.create_task(send_900_bytes(http, ending.completions))
     await ending.wait_demand(queued=1)
     assert held_bytes(ending) == 900
     async with running_engine(streams.handle) as engine:
         await ending.add_engine(engine.port)
         await ending.wait(lambda: held_bytes(ending) == 0)
-        assert not asking.done()
+        assert not request.done()
         streams.gate.set()
-        assert (await asking)[1] == b"data: 1\n\ndata: 2\n\n"
+        assert (await request)[1] == b"data: 1\n\ndata: 2\n\n"
 
 
 async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
@@ -290,7 +290,7 @@ async def test_a_body_that_is_still_arriving_gives_way_to_one_that_is_here(
     for _, writer in uploads:
         writer.write(head.encode() + b" " * 999)
     await ending.wait(lambda: held_bytes(ending) == 1998)
-    asking = asyncio.create_task(ask_with_900_bytes(http, ending.completions))
+    request = asyncio.create_task(send_900_bytes(http, ending.completions))
     received = [await asyncio.wait_for(reader.read(), 20) for reader, _ in uploads]
     assert sum(b"gateway_memory_full" in each for each in received) == 1
     assert sum(b"body_too_slow" in each for each in received) == 1
@@ -298,7 +298,7 @@ async def test_a_body_that_is_still_arriving_gives_way_to_one_that_is_here(
     assert held_bytes(ending) == 900
     for _, writer in uploads:
         writer.close()
-    asking.cancel()
+    request.cancel()
 
 
 async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answered_408(ending: Stack) -> None:
@@ -332,7 +332,7 @@ async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
     with GatewayProcess(kubeconfig, *flags) as gateway:
         stack = Stack(gateway, cluster)
         await stack.apply_service(queue={"maxRequests": 4})
-        asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(4)]
+        requests = [asyncio.create_task(post(http, stack.completions)) for _ in range(4)]
         await stack.wait_demand(queued=4)
 
         async def share_is(count: int) -> None:
@@ -344,9 +344,9 @@ async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
         await share_is(2)
         await asyncio.to_thread(publish_gateway, cluster.api, cluster.namespace, "two", 1, serving=False)
         await share_is(4)
-        for task in asking:
+        for task in requests:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*requests, return_exceptions=True)
 
 
 def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, kubeconfig: Path) -> None:

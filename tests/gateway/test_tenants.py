@@ -151,14 +151,14 @@ async def test_pages_that_a_silent_engine_never_sends_take_no_connection_of_othe
 ) -> None:
     async with running_engine(never) as engine:
         await tenants.apply_attacker("one", engine.port)
-        attacking = [asyncio.create_task(ask_again(tenants, "one", "/health")) for _ in range(MAX_CONNECTIONS + 8)]
+        attacking = [asyncio.create_task(send_again(tenants, "one", "/health")) for _ in range(MAX_CONNECTIONS + 8)]
         await tenants.stack.wait(lambda: bool(engine.requests))
         assert await tenants.find_refused(http) == []
         for each in attacking:
             each.cancel()
 
 
-async def ask_again(tenants: Tenants, service: str, path: str) -> None:
+async def send_again(tenants: Tenants, service: str, path: str) -> None:
     while True:
         with contextlib.suppress(ConnectionError):
             await (await tenants.get(service, path)).read()
@@ -171,15 +171,15 @@ async def test_of_one_service_s_pages_64_clients_wait_at_most(
     async with running_engine(never) as engine:
         await stack.add_engine(engine.port)
 
-        async def ask() -> int:
+        async def send() -> int:
             async with http.get(f"{gateway.url}/{stack.key}/openapi.json") as answer:
                 return answer.status
 
-        asking = [asyncio.create_task(ask()) for _ in range(64)]
+        requests = [asyncio.create_task(send()) for _ in range(64)]
         labels = {"namespace": stack.cluster.namespace}
         await stack.wait(lambda: gateway.metric("conveyor_gateway_held_requests", **labels) == 64 + 1)  # and the fetch
-        assert await ask() == 429
-        for each in asking:
+        assert await send() == 429
+        for each in requests:
             each.cancel()
 
 

@@ -79,11 +79,11 @@ def test_all_gateways_choose_the_same_home() -> None:
         "from conveyor_gateway.admission.engine_order import Engine\n"
         "print([Engine(address, 4).rank_as_home(1 << 63) for address in ('a:1', 'b:1')])"
     )
-    said = {
+    requests = {
         subprocess.check_output([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, text=True)
         for seed in ("1", "2")
     }
-    assert len(said) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("num_engines", [2, 3, 8])

@@ -14,7 +14,7 @@ from conveyor_gateway.watching.classes import QueueClass
 PLACES = 8
 
 
-def told(run: VirtualTime, request_class: QueueClass) -> int:
+def seconds_announced(run: VirtualTime, request_class: QueueClass) -> int:
     """Return the Retry-After of a request that is refused now."""
     while True:
         try:
@@ -43,7 +43,7 @@ def test_retry_after_is_how_long_the_last_one_that_got_in_waits(request_seconds:
         promised: dict[Ticket, tuple[float, int]] = {}
         waits: list[tuple[int, float]] = []
         for now in overload(run, request_seconds, 200):
-            seconds = told(run, CHAT)
+            seconds = seconds_announced(run, CHAT)
             last = run.queue._waiting.last()
             assert last is not None
             promised.setdefault(last, (now, seconds))
@@ -63,9 +63,9 @@ def test_a_less_urgent_class_gets_a_longer_retry_after() -> None:
         for _ in overload(run, 1.0, 60):
             for _best in range(6):  # three quarters of the places
                 run.queue.admit(FAR, best)
-            seconds = told(run, limited)
+            seconds = seconds_announced(run, limited)
         assert seconds == pytest.approx(50 / 2, rel=0.25), "two places a second are left to it"
-        assert told(run, best) == pytest.approx(50 / 6, rel=0.35)
+        assert seconds_announced(run, best) == pytest.approx(50 / 6, rel=0.35)
 
 
 def test_a_class_with_a_share_gets_the_retry_after_of_its_share() -> None:
@@ -74,7 +74,7 @@ def test_a_class_with_a_share_gets_the_retry_after_of_its_share() -> None:
         for _ in overload(run, 1.0, 60):
             for _best in range(6):
                 run.queue.admit(FAR, CHAT)
-            seconds = told(run, shared)
+            seconds = seconds_announced(run, shared)
         assert seconds == pytest.approx(40 / 2, rel=0.25)
 
 
@@ -82,7 +82,7 @@ def test_where_no_place_came_free_the_wait_is_bounded_and_grows_with_the_time() 
     with VirtualTime(BATCH, place_limit=1, max_queued_requests=3) as run:
         seconds = []
         for _ in range(40):
-            seconds.append(told(run, BATCH))
+            seconds.append(seconds_announced(run, BATCH))
             run.now += 1
         assert seconds[0] <= 5
         assert seconds == sorted(seconds)
@@ -92,8 +92,8 @@ def test_where_no_place_came_free_the_wait_is_bounded_and_grows_with_the_time() 
 def test_a_fast_service_says_a_second_at_least() -> None:
     with VirtualTime(CHAT, place_limit=PLACES, max_queued_requests=4) as run:
         for _ in overload(run, 0.05, 30):
-            assert told(run, CHAT) >= 1
-        assert told(run, CHAT) == 1
+            assert seconds_announced(run, CHAT) >= 1
+        assert seconds_announced(run, CHAT) == 1
 
 
 def test_after_slow_requests_the_estimate_follows_the_fast_ones_while_clients_obey_it() -> None:
@@ -102,7 +102,7 @@ def test_after_slow_requests_the_estimate_follows_the_fast_ones_while_clients_ob
     with VirtualTime(CHAT, place_limit=1, max_queued_requests=1) as run:
         for request_seconds in (25.0, 25.0, 0.1, 0.1, 0.1, 0.1):
             run.queue.admit(FAR, CHAT)
-            promises.append(told(run, CHAT))
+            promises.append(seconds_announced(run, CHAT))
             for _ in range(2):
                 run.now += request_seconds
                 run.queue.finish(next(iter(run.running)))
@@ -115,7 +115,7 @@ def test_after_slow_requests_the_estimate_follows_the_fast_ones_while_clients_ob
 def test_the_rates_of_levels_that_are_gone_are_dropped() -> None:
     with VirtualTime(CHAT, BATCH, place_limit=1, max_queued_requests=10) as run:
         for _ in overload(run, 0.5, 5):
-            told(run, BATCH)
+            seconds_announced(run, BATCH)
         leaving = run.queue._dispatcher._leaving
         assert set(leaving._left) == {BATCH.level}
         run.queue.configure(run.queue.limits)

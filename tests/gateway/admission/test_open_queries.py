@@ -1,4 +1,4 @@
-"""Tests the places that engines grant: which engines are asked, which requests get the places, which are returned."""
+"""Tests the places that engines grant: which engines are queried, which requests get the places, which are returned."""
 
 import asyncio
 
@@ -12,17 +12,17 @@ FAR = 1e9  # a deadline that no test reaches
 
 
 class Engines:
-    """Engines that answer when the test lets them. `asked` and `given_back` are addresses, in order."""
+    """Engines that answer when the test lets them. `queried` and `given_back` are addresses, in order."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.given_back: list[str] = []
         self.takes_back = asyncio.Event()
         self.takes_back.set()
         self._answers: dict[str, asyncio.Future[bool]] = {}
 
     async def request_place(self, address: str, level: int) -> bool:
-        self.asked.append(address)
+        self.queried.append(address)
         self._answers[address] = asyncio.get_running_loop().create_future()
         return await self._answers[address]
 
@@ -62,14 +62,14 @@ async def test_an_engine_that_refuses_is_queried_and_its_place_goes_to_the_head_
     queue = make_queue(engines := Engines(), "a:1")
     await refuse(queue, first := queue.admit(FAR))
     second = queue.admit(FAR)
-    assert (where(first, second), engines.asked) == ([None, None], ["a:1"])
+    assert (where(first, second), engines.queried) == ([None, None], ["a:1"])
     await engines.answer("a:1")
     assert where(first, second) == ["a:1", None]
     assert first.is_granted
-    assert engines.asked == ["a:1", "a:1"]  # for the second
+    assert engines.queried == ["a:1", "a:1"]  # for the second
     await engines.answer("a:1")
     assert where(second) == ["a:1"]
-    assert (engines.asked[2:], engines.given_back) == ([], [])
+    assert (engines.queried[2:], engines.given_back) == ([], [])
 
 
 async def test_what_another_engine_has_taken_meanwhile_needs_no_place() -> None:
@@ -85,7 +85,7 @@ async def test_while_a_query_is_open_no_request_goes_to_that_engine() -> None:
     queue = make_queue(engines := Engines(), "a:1", "b:1")
     await refuse(queue, queue.admit(FAR))
     assert where(*(queue.admit(FAR) for _ in range(2))) == ["b:1", None]
-    assert engines.asked == ["a:1"]
+    assert engines.queried == ["a:1"]
 
 
 async def test_an_engine_that_refuses_what_it_has_granted_is_not_queried_again_for_that_request() -> None:
@@ -95,7 +95,7 @@ async def test_an_engine_that_refuses_what_it_has_granted_is_not_queried_again_f
     await refuse(queue, ticket)
     await engines.answer("a:1")
     assert where(ticket) == [None]
-    assert (engines.asked, engines.given_back) == (["a:1", "a:1"], ["a:1"])
+    assert (engines.queried, engines.given_back) == (["a:1", "a:1"], ["a:1"])
     assert ticket.full_until > queue.loop.time()
 
 
@@ -105,7 +105,7 @@ async def test_an_engine_that_cannot_be_queried_is_left_out_for_a_while() -> Non
     await engines.answer("a:1", granted=False)
     assert where(ticket) == [None]
     assert queue.pool.next_return_seconds(queue.loop.time()) is not None
-    assert engines.asked == ["a:1"]
+    assert engines.queried == ["a:1"]
 
 
 async def test_a_queue_that_ends_takes_nothing_more() -> None:
@@ -113,7 +113,7 @@ async def test_a_queue_that_ends_takes_nothing_more() -> None:
     await refuse(queue, queue.admit(FAR))
     queue.close(GatewayError("gone", Code.SERVICE_DELETED))
     await settle()
-    assert engines.asked == ["a:1"]
+    assert engines.queried == ["a:1"]
     assert all(task.done() for task in queue._dispatcher._queries._tasks)
 
 
@@ -123,12 +123,12 @@ async def test_an_engine_that_takes_no_place_back_is_queried_again_only_afterwar
     await refuse(queue, first := queue.admit(FAR))
     queue.finish(first)
     await engines.answer("a:1")
-    assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
+    assert (engines.queried, engines.given_back) == (["a:1"], ["a:1"])
     await refuse(queue, queue.admit(FAR))
-    assert (engines.asked, engines.given_back) == (["a:1"], ["a:1"])
+    assert (engines.queried, engines.given_back) == (["a:1"], ["a:1"])
     engines.takes_back.set()
     await settle()
-    assert engines.asked == ["a:1", "a:1"]
+    assert engines.queried == ["a:1", "a:1"]
 
 
 async def test_a_pod_that_is_ready_again_gets_no_second_query_beside_the_open_one() -> None:
@@ -139,10 +139,10 @@ async def test_a_pod_that_is_ready_again_gets_no_second_query_beside_the_open_on
         queue.finish(ticket)
         queue.set_engines([])
         queue.set_engines(["a:1"])
-    assert engines.asked == ["a:1"]
+    assert engines.queried == ["a:1"]
     await refuse(queue, waiting := queue.admit(FAR))
     await engines.answer("a:1")
     assert engines.given_back == ["a:1"], "the place was granted to the pod before"
-    assert engines.asked == ["a:1", "a:1"]
+    assert engines.queried == ["a:1", "a:1"]
     await engines.answer("a:1")
     assert where(waiting) == ["a:1"]

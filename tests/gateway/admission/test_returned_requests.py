@@ -62,9 +62,9 @@ async def test_a_request_that_wants_too_much_is_tried_less_and_less_often() -> N
 async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() -> None:
     queue = make_queue("a:1", "b:1", place_limit=5)
     others = [queue.admit(FAR) for _ in range(3)]
-    asked = [others[1].engine, others[0].engine]  # where it would go: the less loaded one first
+    engines = [others[1].engine, others[0].engine]  # where it would go: the less loaded one first
     large = others.pop()
-    for engine in (asked[1], asked[0]):
+    for engine in (engines[1], engines[0]):
         assert large.engine is engine
         queue.note_full(large)
         queue.requeue(large)

@@ -164,14 +164,14 @@ async def test_a_closed_queue_answers_those_who_wait_and_lets_the_running_end() 
 async def test_a_start_that_fails_rejects_waiting_and_new_requests_until_it_is_fixed() -> None:
     queue = make_queue(max_queued_requests=100)
 
-    async def ask() -> str:
+    async def send() -> str:
         ticket = queue.admit(FAR)
         try:
             return (await queue.wait_for_engine(ticket)).address
         finally:
             queue.finish(ticket)
 
-    waiting = [await start(ask()) for _ in range(20)]
+    waiting = [await start(send()) for _ in range(20)]
     queue.set_start_failure("ModelNotFound")
     for each in waiting:
         with pytest.raises(GatewayError, match="no engine can start \\(ModelNotFound\\)"):
@@ -180,11 +180,11 @@ async def test_a_start_that_fails_rejects_waiting_and_new_requests_until_it_is_f
         queue.admit(FAR)
     queue.set_start_failure("")
     assert queue.queued == 0
-    asking = await start(ask())
+    request = await start(send())
     queue.set_engines(["a:1"])
-    assert await asking == "a:1"
+    assert await request == "a:1"
     queue.set_start_failure("ModelNotFound")
-    assert await ask() == "a:1", "an engine is ready all the same"
+    assert await send() == "a:1", "an engine is ready all the same"
     queue.set_engines([])
     with pytest.raises(GatewayError, match="ModelNotFound"):
         queue.admit(FAR)

@@ -25,12 +25,12 @@ async def test_every_engine_is_queried_at_once_and_a_silent_one_counts_as_none()
         ):
             gone = f"{host}:{port}"
             addresses = [f"{own_address()}:{engine.port}" for engine in (slow, good)]
-            said = {
+            state = {
                 gone: ReportedLoad(),
                 addresses[0]: ReportedLoad(),
                 addresses[1]: ReportedLoad(waiting=3, carried=8),
             }
-            assert await fetch_loads(make_hold(), [gone, *addresses], 1) == said
+            assert await fetch_loads(make_hold(), [gone, *addresses], 1) == state
     assert await fetch_loads(make_hold(), [], 1) == {}
 
 

@@ -35,7 +35,7 @@ def chunked(*pieces: bytes) -> list[bytes]:
     return [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"]
 
 
-async def ask_raw(
+async def send_raw(
     stack: Stack, http: aiohttp.ClientSession, head: bytes, writes: Sequence[bytes]
 ) -> tuple[int, CIMultiDictProxy[str], bytes]:
     """Return what a client gets from an engine that writes `head`, and then each of `writes` as a separate packet."""
@@ -108,7 +108,7 @@ async def ask_raw(
 async def test_an_answers_bytes_pass_exactly(
     stack: Stack, http: aiohttp.ClientSession, head: bytes, writes: list[bytes], body: bytes
 ) -> None:
-    assert (await ask_raw(stack, http, b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", writes))[2] == body
+    assert (await send_raw(stack, http, b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", writes))[2] == body
 
 
 async def test_a_large_answer_that_is_no_stream_passes_exactly(stack: Stack, http: aiohttp.ClientSession) -> None:
@@ -135,7 +135,7 @@ async def test_the_status_passes_and_the_engine_s_words_for_it_do_not(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     head = b"HTTP/1.1 418 \x1b[31mteapot\r\nContent-Length: 2\r\nX-Request-Id: of-the-engine\r\nRetry-After: 7\r\n\r\n"
-    status, headers, _ = await ask_raw(stack, http, head, [b"{}"])
+    status, headers, _ = await send_raw(stack, http, head, [b"{}"])
     assert status == 418
     assert headers["Retry-After"] == "7"
     assert len(headers.getall("X-Request-Id")) == 1
@@ -165,7 +165,7 @@ async def test_what_an_engine_sets_beside_its_answer_reaches_no_client(
 ) -> None:
     lines = "".join(f"{name}: {value}\r\n" for name, value in ORIGIN_HEADERS)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: 2\r\n{lines}\r\n"
-    _, headers, _ = await ask_raw(stack, http, head.encode(), [b"{}"])
+    _, headers, _ = await send_raw(stack, http, head.encode(), [b"{}"])
     assert {name.lower() for name in headers} - {"content-length", "transfer-encoding"} - STREAM_HEADERS == {
         "content-security-policy",
         "content-type",
@@ -196,7 +196,7 @@ async def test_no_answer_is_a_page_that_a_browser_shows(
     stack: Stack, http: aiohttp.ClientSession, given: str, gets: str
 ) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {given}\r\nContent-Length: 2\r\n\r\n".encode("latin-1")
-    _, headers, body = await ask_raw(stack, http, head, [b"{}"])
+    _, headers, body = await send_raw(stack, http, head, [b"{}"])
     assert headers.getall("Content-Type") == [gets]
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'; sandbox"
@@ -207,7 +207,7 @@ async def test_proxies_before_the_gateway_get_a_header_that_forbids_buffering_of
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Accel-Buffering: yes\r\n\r\n"
-    _, headers, _ = await ask_raw(stack, http, head, [EVENTS])
+    _, headers, _ = await send_raw(stack, http, head, [EVENTS])
     assert headers.getall("X-Accel-Buffering") == ["no"]
     assert headers.getall("Cache-Control") == ["no-cache"]
 

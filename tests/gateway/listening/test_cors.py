@@ -35,7 +35,7 @@ async def listening(*origins: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("origins", "asking", "allowed", "vary"),
+    ("origins", "origin", "allowed", "vary"),
     [
         ((), PAGE, None, None),
         ((PAGE,), PAGE, PAGE, "Origin"),
@@ -47,9 +47,9 @@ async def listening(*origins: str) -> AsyncIterator[str]:
     ],
 )
 async def test_a_stream_may_be_read_by_pages_of_allowed_origins_alone(
-    http: aiohttp.ClientSession, origins: tuple[str, ...], asking: str, allowed: str | None, vary: str | None
+    http: aiohttp.ClientSession, origins: tuple[str, ...], origin: str, allowed: str | None, vary: str | None
 ) -> None:
-    async with listening(*origins) as url, http.get(url, headers={"Origin": asking}) as answer:
+    async with listening(*origins) as url, http.get(url, headers={"Origin": origin}) as answer:
         assert (answer.headers.get(ALLOW), answer.headers.get("Vary")) == (allowed, vary)
         assert "Access-Control-Allow-Credentials" not in answer.headers
         exposed = answer.headers.get("Access-Control-Expose-Headers")
@@ -59,13 +59,13 @@ async def test_a_stream_may_be_read_by_pages_of_allowed_origins_alone(
 async def test_a_gateway_answers_preflight_requests_of_browsers(
     crd: object, kubeconfig: Path, http: aiohttp.ClientSession, gateway: GatewayProcess
 ) -> None:
-    asking = {
+    headers = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization",
     }
     with GatewayProcess(kubeconfig, f"--allowed-origins={PAGE}") as allowing:
-        async with http.options(f"{allowing.url}/v1/chat/completions", headers=asking) as answer:
+        async with http.options(f"{allowing.url}/v1/chat/completions", headers=headers) as answer:
             assert (answer.status, answer.headers[ALLOW]) == (204, PAGE)
             assert answer.headers["Access-Control-Allow-Methods"] == "GET, POST"
             assert "authorization" in answer.headers["Access-Control-Allow-Headers"]
@@ -73,7 +73,7 @@ async def test_a_gateway_answers_preflight_requests_of_browsers(
             assert (answer.status, answer.headers[ALLOW]) == (404, PAGE), "a page reads the error's words"
         async with http.options(f"{allowing.url}/v1/models", headers={"Origin": PAGE}) as answer:
             assert answer.status == 405, "no preflight"
-        async with http.options(f"{allowing.url}/v1/models", headers=asking | {"Origin": OTHER}) as answer:
+        async with http.options(f"{allowing.url}/v1/models", headers=headers | {"Origin": OTHER}) as answer:
             assert ALLOW not in answer.headers
-    async with http.options(f"{gateway.url}/v1/chat/completions", headers=asking) as answer:
+    async with http.options(f"{gateway.url}/v1/chat/completions", headers=headers) as answer:
         assert (answer.status, answer.headers.get(ALLOW)) == (405, None), "by default no page may"

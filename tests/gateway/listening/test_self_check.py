@@ -17,11 +17,11 @@ class Checked:
 
     def __init__(self) -> None:
         self.readiness = Readiness([])
-        self.said: list[bool] = []
+        self.answers: list[bool] = []
 
     def set_answers(self, answers: bool) -> None:
         self.readiness.answers_clients = answers
-        self.said.append(answers)
+        self.answers.append(answers)
 
     async def wait(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -43,7 +43,7 @@ async def test_a_port_that_takes_connections_and_answers_none_is_not_ready_after
         )
         await checked.wait(lambda: not checked.readiness.answers_clients)
         checking.cancel()
-    assert checked.said == [True] * (self_check.MAX_FAILURES - 1) + [False]
+    assert checked.answers == [True] * (self_check.MAX_FAILURES - 1) + [False]
     assert checked.readiness.problems() == ["the public port does not answer"]
 
 
@@ -57,10 +57,10 @@ async def test_a_port_that_answers_again_is_ready_after_one_check(monkeypatch: p
     listener = Listener(answer, "", 0, 10)
     await listener.open()
     checking = asyncio.create_task(self_check.check_for_ever(listener.port, "", checked.set_answers))
-    await checked.wait(lambda: bool(checked.said))
+    await checked.wait(lambda: bool(checked.answers))
     checking.cancel()
     await listener.close()
-    assert checked.said[0]
+    assert checked.answers[0]
     assert checked.readiness.problems() == []
 
 

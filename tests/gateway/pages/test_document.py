@@ -59,8 +59,8 @@ def check(document: Json, path: str, status: int, body: Json, method: str = "get
 
 
 def test_it_has_every_path_of_the_catalogue_and_every_answer_that_they_may_get() -> None:
-    told = {(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of}
-    assert told == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    documented = {(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of}
+    assert documented == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
     for schema in DOCUMENT["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
     assert set(find_references(DOCUMENT)) <= {
@@ -77,22 +77,24 @@ def test_it_has_every_path_of_the_catalogue_and_every_answer_that_they_may_get()
 
 
 def test_without_an_engine_it_has_every_path_and_bodies_of_any_shape() -> None:
-    told = json.loads(build_document(OUTLINE, "default/qwen", "/default/qwen"))
-    assert {path: of.keys() for path, of in told["paths"].items()} == {
+    document = json.loads(build_document(OUTLINE, "default/qwen", "/default/qwen"))
+    assert {path: of.keys() for path, of in document["paths"].items()} == {
         path: of.keys() for path, of in DOCUMENT["paths"].items()
     }
-    assert set(find_references(told)) <= {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
-    operation = told["paths"][COMPLETIONS]["post"]
+    assert set(find_references(document)) <= {
+        f"#/components/schemas/{name}" for name in document["components"]["schemas"]
+    }
+    operation = document["paths"][COMPLETIONS]["post"]
     assert operation["requestBody"]["content"]["application/json"]["schema"] == {"type": "object"}
     assert "No engine runs now" in operation["description"]
     assert "`queue_timeout`" in operation["responses"]["504"]["description"]
 
 
 def test_what_the_gateway_keeps_back_of_an_engine_is_not_in_it() -> None:
-    told = find_responses(DOCUMENT, COMPLETIONS, "post")
+    responses = find_responses(DOCUMENT, COMPLETIONS, "post")
     assert "engine_dead" in find_responses(OF_ENGINE, COMPLETIONS, "post")["502"]["description"]
-    assert "engine_dead" not in told["502"]["description"]
-    assert "`generation_failed`" in told["500"]["description"]
+    assert "engine_dead" not in responses["502"]["description"]
+    assert "`generation_failed`" in responses["500"]["description"]
 
 
 @pytest.mark.parametrize("page", ["", "[]", "{}", '{"openapi":"3.1.0","paths":[]}', '{"openapi":3}', "[" * 60_000])
@@ -143,16 +145,16 @@ def test_what_the_gateway_does_not_know_of_a_document_is_stepped_over() -> None:
         "components": {"schemas": {"A": {}}},
     }
     document = json.loads(build_document(json.dumps(page).encode(), "default/qwen", ""))
-    told = document["paths"][COMPLETIONS]["post"]
+    described = document["paths"][COMPLETIONS]["post"]
     of_engines = {
         endpoint.path for endpoint in ENDPOINTS if endpoint.kind in (EndpointKind.ENGINE, EndpointKind.ENGINE_PAGE)
     }
     others = of_engines - {COMPLETIONS}
     assert document["paths"].keys() == json.loads(build_document(OUTLINE, "q", ""))["paths"].keys() - others
-    assert told["responses"].keys() <= {str(number) for number in range(200, 600)}
-    assert told["responses"]["200"] == {"description": "ok"}
-    assert told["responses"]["400"]["content"].keys() == {"application/json"}
-    assert "servers" not in told
+    assert described["responses"].keys() <= {str(number) for number in range(200, 600)}
+    assert described["responses"]["200"] == {"description": "ok"}
+    assert described["responses"]["400"]["content"].keys() == {"application/json"}
+    assert "servers" not in described
     assert {"A", "GatewayModel"} <= document["components"]["schemas"].keys()
 
 
@@ -178,7 +180,7 @@ async def answer_pages_only(request: web.Request) -> web.StreamResponse:
     raise ConnectionError
 
 
-async def ask(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[int, Json]:
+async def send(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[int, Json]:
     async with http.request(options.pop("method", "GET"), url, **options) as answer:
         return answer.status, json.loads(await answer.read())
 
@@ -193,11 +195,11 @@ async def engine(stack: Stack) -> Any:
 async def test_its_base_is_that_by_which_the_client_came(
     stack: Stack, engine: Engine, http: aiohttp.ClientSession
 ) -> None:
-    status, document = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+    status, document = await send(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
     assert (status, document["info"]["title"]) == (200, stack.key)
     assert document == DOCUMENT | {"info": document["info"], "servers": [{"url": f"/{stack.key}"}]}
     by_host = {"Host": f"qwen.{stack.cluster.namespace}"}
-    _, document = await ask(http, f"{stack.gateway.url}/openapi.json", headers=by_host)
+    _, document = await send(http, f"{stack.gateway.url}/openapi.json", headers=by_host)
     assert document["servers"] == [{"url": "/"}]
     assert stack.demand()["in_flight"] == 0
 
@@ -207,19 +209,19 @@ async def test_a_page_and_its_refusals_are_as_it_says(
 ) -> None:
     base = f"{stack.gateway.url}/{stack.key}"
     for path in ("/v1/models", "/health", "/v1/ping", "/openapi.json"):
-        status, body = await ask(http, base + path)
+        status, body = await send(http, base + path)
         assert status == 200
         check(DOCUMENT, path, status, body)
-    check(DOCUMENT, "/v1/models/{model}", *await ask(http, f"{base}/v1/models/qwen"))
-    refused = await ask(http, f"{base}/v1/models/other")
+    check(DOCUMENT, "/v1/models/{model}", *await send(http, f"{base}/v1/models/qwen"))
+    refused = await send(http, f"{base}/v1/models/other")
     assert refused[1]["error"]["code"] == "model_not_found"
     check(DOCUMENT, "/v1/models/{model}", *refused)
-    check(DOCUMENT, "/v1/models", *await ask(http, f"{base}-none/v1/models"))
+    check(DOCUMENT, "/v1/models", *await send(http, f"{base}-none/v1/models"))
 
 
 async def test_a_service_without_a_ready_engine_has_none(stack: Stack, http: aiohttp.ClientSession) -> None:
     for path in ("/openapi.json", "/health"):
-        status, body = await ask(http, f"{stack.gateway.url}/{stack.key}{path}")
+        status, body = await send(http, f"{stack.gateway.url}/{stack.key}{path}")
         assert (status, body["error"]["code"]) == (503, "no_engine")
         check(DOCUMENT, path, status, body)
     assert stack.demand()["in_flight"] == 0
@@ -234,7 +236,7 @@ async def test_a_page_that_the_engine_builds_on_the_first_request_is_awaited(
 
     async with running_engine(make) as engine:
         await stack.add_engine(engine.port)
-        status, document = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+        status, document = await send(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
     assert status == 200
     assert COMPLETIONS in document["paths"]
 
@@ -245,7 +247,7 @@ async def test_an_engine_without_one_is_as_an_engine_that_does_not_answer(
 ) -> None:
     async with running_engine(answering(web.Response, text=text)) as engine:
         await stack.add_engine(engine.port)
-        status, body = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+        status, body = await send(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
     assert (status, body["error"]["code"]) == (503, "engines_not_ready")
     check(DOCUMENT, "/openapi.json", status, body)
 
@@ -263,7 +265,7 @@ async def test_an_engine_without_one_is_as_an_engine_that_does_not_answer(
 async def test_a_refusal_before_any_engine_is_as_it_says(
     stack: Stack, http: aiohttp.ClientSession, code: Code, options: Json
 ) -> None:
-    status, body = await ask(http, stack.completions, method="POST", **options)
+    status, body = await send(http, stack.completions, method="POST", **options)
     assert (status, body["error"]["code"]) == (code.status, code)
     check(DOCUMENT, COMPLETIONS, status, body, "post")
 
@@ -274,14 +276,14 @@ async def test_a_full_queue_and_one_that_nobody_serves_are_as_it_says(
     limits = {"maxRequests": 1, "timeout": "1s"}
     await stack.apply_service(model={"uri": "hf://org/model", "name": "limited"}, queue=limits)
     await stack.wait(lambda: b'"limited"' in urllib.request.urlopen(f"{stack.url}/models").read())
-    answers = await asyncio.gather(*(ask(http, stack.completions, method="POST") for _ in range(3)))
+    answers = await asyncio.gather(*(send(http, stack.completions, method="POST") for _ in range(3)))
     assert {body["error"]["code"] for _, body in answers} == {"queue_full", "queue_timeout"}
     for status, body in answers:
         check(DOCUMENT, COMPLETIONS, status, body, "post")
 
 
 async def test_engines_that_break_off_are_as_it_says(stack: Stack, engine: Engine, http: aiohttp.ClientSession) -> None:
-    status, body = await ask(http, stack.completions, method="POST")
+    status, body = await send(http, stack.completions, method="POST")
     assert (status, body["error"]["code"]) == (502, "engine_lost")
     check(DOCUMENT, COMPLETIONS, status, body, "post")
 
@@ -291,7 +293,7 @@ async def test_it_is_fetched_only_as_far_as_there_is_memory(
 ) -> None:
     with GatewayProcess(kubeconfig, "--max-held-bytes", "200000", "--max-request-bytes", "1000") as small:
         await stack.wait(lambda: small.demand(stack.key) is not None)
-        status, body = await ask(http, f"{small.url}/{stack.key}/openapi.json")
+        status, body = await send(http, f"{small.url}/{stack.key}/openapi.json")
     assert (status, body["error"]["code"]) == (503, "gateway_memory_full")
     check(DOCUMENT, "/openapi.json", status, body)
     assert len(engine.requests) == 1

@@ -161,11 +161,11 @@ def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> No
 
 
 async def test_clients_that_do_not_read_the_list_cost_the_same_however_many_services_there_are() -> None:
-    asked = []
+    calls = []
 
     class Counted(Directory):
         def list_after(self, key: str, count: int, lists_all: bool) -> list[Service]:
-            asked.append(key)
+            calls.append(key)
             return super().list_after(key, count, lists_all)
 
     directory = Counted()
@@ -181,9 +181,9 @@ async def test_clients_that_do_not_read_the_list_cost_the_same_however_many_serv
             client.connect(("127.0.0.1", listener.port))
             client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
             before = 0
-            while len(asked) > before or not asked:
-                before = len(asked)
+            while len(calls) > before or not calls:
+                before = len(calls)
                 await asyncio.sleep(0.2)
-            assert len(asked) < 250, "the kernel's buffers take some of the 300 pieces"
+            assert len(calls) < 250, "the kernel's buffers take some of the 300 pieces"
     finally:
         await listener.close()

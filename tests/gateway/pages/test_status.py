@@ -62,8 +62,8 @@ async def test_many_clients_that_check_a_service_cause_one_query_of_its_engine(
     slow = SlowEngine()
     async with running_engine(slow.handle) as engine:
         await stack.add_engine(engine.port)
-        asking = [asyncio.create_task(get(http, f"{stack.gateway.url}/{stack.key}/health")) for _ in range(30)]
+        requests = [asyncio.create_task(get(http, f"{stack.gateway.url}/{stack.key}/health")) for _ in range(30)]
         await stack.wait(lambda: slow.running > 0)
         slow.gate.set()
-        assert {status for status, _ in await asyncio.gather(*asking)} == {200}
+        assert {status for status, _ in await asyncio.gather(*requests)} == {200}
     assert slow.most_running == 1

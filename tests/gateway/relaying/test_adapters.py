@@ -52,18 +52,18 @@ async def test_while_a_rollout_brings_an_adapter_its_requests_go_to_the_engines_
     await stack.apply_service(adapters=adapters, queue={"timeout": "100s"})
     name = "qwen:sql"
     body, by_key = (json.dumps({"model": each}).encode() for each in (name, f"{stack.key}:sql"))
-    told = {"error": {"message": "not here"}}
-    says_404 = answering(web.json_response, data=told, status=404, headers={UNKNOWN_MODEL_HEADER: quote(name)})
-    async with running_engine(says_404) as old, running_engine(answering(web.json_response, data={})) as new:
+    error_body = {"error": {"message": "not here"}}
+    not_found = answering(web.json_response, data=error_body, status=404, headers={UNKNOWN_MODEL_HEADER: quote(name)})
+    async with running_engine(not_found) as old, running_engine(answering(web.json_response, data={})) as new:
         await stack.add_engine(old.port)
-        asking = [
+        requests = [
             asyncio.create_task(post(http, stack.completions, body)),
             asyncio.create_task(post(http, f"{gateway.url}/v1/completions", by_key)),
         ]
         await stack.wait(lambda: len(old.requests) >= 2)
         await stack.wait_demand(queued=2)
         await stack.add_engine(new.port)
-        assert [(await each)[0] for each in asking] == [200, 200]
+        assert [(await each)[0] for each in requests] == [200, 200]
         assert {json.loads(sent)["model"] for _, sent in old.requests + new.requests} == {name}
         assert stack.metric("retries_total", reason="behind") == len(old.requests)
         before = len(old.requests)
@@ -73,5 +73,5 @@ async def test_while_a_rollout_brings_an_adapter_its_requests_go_to_the_engines_
         await stack.set_engine_ready(new.port, False)
         await stack.complete_rollout()
         status, got, headers = await post(http, stack.completions, body)
-    assert (status, got) == (404, told)
+    assert (status, got) == (404, error_body)
     assert UNKNOWN_MODEL_HEADER not in headers

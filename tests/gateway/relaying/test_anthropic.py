@@ -48,8 +48,8 @@ async def test_the_root_finds_the_service_by_the_model(stack: Stack, gateway: Ga
         running_engine(answering(web.json_response, data={"input_tokens": 7})) as engine,
     ):
         await stack.add_engine(engine.port)
-        asked = {name: value for name, value in ASKED.items() if name != "max_tokens"}
-        counted = await client.messages.count_tokens(**asked | {"model": stack.key})
+        fields = {name: value for name, value in ASKED.items() if name != "max_tokens"}
+        counted = await client.messages.count_tokens(**fields | {"model": stack.key})
         assert counted.input_tokens == 7
         with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
             await client.messages.create(**ASKED | {"model": "nobody/none"})

@@ -38,9 +38,9 @@ async def test_a_better_class_goes_first_and_the_engine_gets_its_level(
             await stack.wait_demand(queued=number)
         queued = [stack.metric("class_queued_requests", request_class=each["name"]) for each in CLASSES]
         assert queued == [0, 2, 1], "a client reaches queue.maxClass at most"
-        told = (await asyncio.to_thread(stack.demand))["classes"]
-        assert [told[each["name"]]["queued"] for each in CLASSES] == queued
-        assert [told[each["name"]]["wait_seconds"] > 0 for each in CLASSES] == [False, True, True]
+        classes = (await asyncio.to_thread(stack.demand))["classes"]
+        assert [classes[each["name"]]["queued"] for each in CLASSES] == queued
+        assert [classes[each["name"]]["wait_seconds"] > 0 for each in CLASSES] == [False, True, True]
         status, body, answer_headers = await post(http, stack.completions, X_Request_Class="batch")
         assert (status, body["error"]["code"]) == (429, "queue_full")
         assert 1 <= int(answer_headers["Retry-After"]) <= 60

@@ -45,14 +45,14 @@ async def test_an_engine_that_is_full_for_one_large_request_serves_the_small_one
 
     async with running_engine(handle) as engine:
         await stack.add_engine(engine.port)
-        asking = asyncio.create_task(post(http, stack.completions, b'{"n": 64}'))
+        task = asyncio.create_task(post(http, stack.completions, b'{"n": 64}'))
         await stack.wait_demand(queued=1)
         for _ in range(20):
             assert (await post(http, stack.completions))[0] == 200
         assert stack.metric("queue_wait_seconds_count") == 20
         assert stack.metric("queue_wait_seconds_sum") == 0  # not one had to wait for the engine
         has_room.set()
-        assert (await asking)[0] == 200
+        assert (await task)[0] == 200
 
 
 async def test_a_refusal_without_end_is_not_read_to_its_end(stack: Stack, http: aiohttp.ClientSession) -> None:
@@ -114,7 +114,7 @@ async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 DEAD = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\n{}"  # from a server whose engine process has died
 
 
-async def say_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def send_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(DEAD)
     await writer.drain()
 
@@ -137,7 +137,7 @@ async def test_a_request_whose_engine_dies_before_the_first_byte_is_sent_again(
     assert stack.metric("retries_total", reason="lost") == 1
 
 
-@pytest.mark.parametrize("die", [break_off, say_dead])
+@pytest.mark.parametrize("die", [break_off, send_dead])
 async def test_a_request_that_kills_engines_kills_two_of_them_at_most(
     stack: Stack, http: aiohttp.ClientSession, die: Talk
 ) -> None:
@@ -183,11 +183,11 @@ async def test_a_request_with_a_form_whose_engine_dies_is_not_sent_to_another(
 async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
     stack: Stack, http: aiohttp.ClientSession, sent: bytes, glue: bytes
 ) -> None:
-    num_asked = 0
+    num_requests = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_asked
-        num_asked += 1
+        nonlocal num_requests
+        num_requests += 1
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         writer.write(b"%x\r\n%s\r\n" % (len(sent), sent))
         await writer.drain()
@@ -199,7 +199,7 @@ async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
         assert received.startswith(sent + glue + b"data: {")
         error = json.loads(received.removeprefix(sent + glue + b"data: "))["error"]
         assert error["code"] == "engine_broke"
-    assert num_asked == 1  # never a second time after the first byte
+    assert num_requests == 1  # never a second time after the first byte
     assert stack.metric("dropped_requests_total", reason="engine_broke") == 1
     await stack.wait_demand(in_flight=0)
 

@@ -67,8 +67,8 @@ async def test_the_engine_s_events_follow_the_comments(stack: Stack, stream: aio
 
 async def test_openai_s_client_reads_on_over_them(stack: Stack) -> None:
     async with AsyncOpenAI(base_url=stack.url, api_key="-", max_retries=0) as client, running_engine(talk) as engine:
-        asking = asyncio.create_task(client.chat.completions.create(model="qwen", messages=[], stream=True))
-        answer = await asking
+        request = asyncio.create_task(client.chat.completions.create(model="qwen", messages=[], stream=True))
+        answer = await request
         await stack.add_engine(engine.port)
         assert [chunk.id async for chunk in answer] == ["1"]
 

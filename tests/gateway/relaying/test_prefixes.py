@@ -21,33 +21,33 @@ def find(**body: Any) -> int | None:
     return find_prefix(read_queue_fields(json.dumps(body).encode()))
 
 
-def say(role: str, content: Any) -> Json:
+def turn(role: str, content: Any) -> Json:
     return {"role": role, "content": content}
 
 
-HELLO = say("user", "Hello")
+HELLO = turn("user", "Hello")
 
 
 def test_each_turn_of_a_conversation_has_the_prefix_of_the_first() -> None:
-    begin = [say("system", "Be brief."), HELLO]
-    turns = [begin, [*begin, say("assistant", "Hi"), say("user", "And now?")]]
+    begin = [turn("system", "Be brief."), HELLO]
+    turns = [begin, [*begin, turn("assistant", "Hi"), turn("user", "And now?")]]
     assert len({find(messages=messages, temperature=number) for number, messages in enumerate(turns)}) == 1
     assert find(messages=turns[0]) is not None
     in_input = [{"type": "message", **message} for message in begin]
-    assert find(input=in_input) == find(input=[*in_input, say("assistant", "Hi")])
+    assert find(input=in_input) == find(input=[*in_input, turn("assistant", "Hi")])
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"messages": [say("user", "a")]}, {"messages": [say("user", "b")]}),
-        ({"messages": [say("system", f"{LONG}a"), HELLO]}, {"messages": [say("system", f"{LONG}b"), HELLO]}),
-        ({"messages": [say("developer", "a")]}, {"messages": [say("developer", "a"), say("user", "b")]}),
+        ({"messages": [turn("user", "a")]}, {"messages": [turn("user", "b")]}),
+        ({"messages": [turn("system", f"{LONG}a"), HELLO]}, {"messages": [turn("system", f"{LONG}b"), HELLO]}),
+        ({"messages": [turn("developer", "a")]}, {"messages": [turn("developer", "a"), turn("user", "b")]}),
         ({"prompt": "a"}, {"prompt": "b"}),
         ({"prompt": [1, 2]}, {"prompt": [1, 3]}),
         ({"input": "a"}, {"input": "b"}),
         ({"input": "a", "instructions": "b"}, {"input": "a", "instructions": "c"}),
-        ({"messages": [say("user", "a")], "system": "b"}, {"messages": [say("user", "a")], "system": "c"}),
+        ({"messages": [turn("user", "a")], "system": "b"}, {"messages": [turn("user", "a")], "system": "c"}),
         ({"prompt": "a", "cache_salt": "b"}, {"prompt": "a", "cache_salt": "c"}),
         ({"prompt": "a", "prompt_cache_key": "b"}, {"prompt": "a", "prompt_cache_key": "c"}),
         ({"prompt": "a", "model": "m:b"}, {"prompt": "a", "model": "m:c"}),
@@ -59,7 +59,7 @@ def test_requests_that_share_no_cached_prompt_have_different_prefixes(one: Json,
 
 def test_of_long_texts_the_beginning_counts() -> None:
     assert find(prompt=LONG + "a") == find(prompt=LONG + "b")
-    assert find(messages=[say("user", LONG + "a")]) == find(messages=[say("user", LONG + "b")])
+    assert find(messages=[turn("user", LONG + "a")]) == find(messages=[turn("user", LONG + "b")])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_messages_of_any_form_are_read(messages: Any) -> None:
     assert find(messages=messages) is not None
 
 
-SYSTEM = say("system", "Be brief.")
+SYSTEM = turn("system", "Be brief.")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_nested_content_of_any_depth_is_no_error() -> None:
 
 def test_of_long_system_messages_the_beginning_counts() -> None:
     long = "x" * MAX_SYSTEM_BYTES
-    one, other = ([say("system", long + each), HELLO] for each in "ab")
+    one, other = ([turn("system", long + each), HELLO] for each in "ab")
     assert find(messages=one) == find(messages=other)
-    assert find(messages=one) != find(messages=[say("system", long), say("user", "Bye")])
+    assert find(messages=one) != find(messages=[turn("system", long), turn("user", "Bye")])
     assert find(system=long + "a", messages=[HELLO]) == find(system=long + "b", messages=[HELLO])
 
 
@@ -119,16 +119,16 @@ async def test_the_turns_of_conversations_stay_at_their_engines(stack: Stack, ht
     ):
         for engine in (one, two, three):
             await stack.add_engine(engine.port)
-        asked: list[set[int]] = []
+        engines_of: list[set[int]] = []
         for number in range(12):
-            messages, engines = [say("system", "Be brief."), say("user", f"Question {number}")], set()
+            messages, engines = [turn("system", "Be brief."), turn("user", f"Question {number}")], set()
             for _ in range(3):
                 status, answer, _ = await post(
                     http, f"{stack.url}/chat/completions", json.dumps({"messages": messages}).encode()
                 )
                 assert status == 200
                 engines.add(answer["engine"])
-                messages += [say("assistant", "Yes."), say("user", "And?")]
-            asked.append(engines)
-    assert all(len(engines) == 1 for engines in asked), asked
-    assert len(set.union(*asked)) == 3
+                messages += [turn("assistant", "Yes."), turn("user", "And?")]
+            engines_of.append(engines)
+    assert all(len(engines) == 1 for engines in engines_of), engines_of
+    assert len(set.union(*engines_of)) == 3

@@ -24,11 +24,11 @@ BATCH_OF_ONE = {"batching": {"maxBatchSize": 1}}  # two places per engine
 
 
 async def test_a_request_for_a_service_without_engines_waits_for_one(stack: Stack, http: aiohttp.ClientSession) -> None:
-    asking = asyncio.create_task(post(http, stack.completions))
+    request = asyncio.create_task(post(http, stack.completions))
     await stack.wait_demand(in_flight=1, queued=1, queue_depth=1, dispatched=0)
     async with running_engine(answering(web.json_response, data={})) as engine:
         await stack.add_engine(engine.port)
-        assert (await asking)[0] == 200
+        assert (await request)[0] == 200
     await stack.wait_demand(in_flight=0, queued=0, queue_depth=0, dispatched=0)
 
 
@@ -39,8 +39,8 @@ async def test_a_text_to_embed_goes_to_an_engine_like_any_other_request(
         await stack.add_engine(engine.port)
         status, body, _ = await post(http, f"{stack.url}/embeddings", b'{"input": "the fox"}')
         assert (status, body) == (200, {"object": "list"})
-        (asked, sent), *_ = engine.requests
-        assert (asked.path, json.loads(sent)["input"]) == ("/v1/embeddings", "the fox")
+        (received, sent), *_ = engine.requests
+        assert (received.path, json.loads(sent)["input"]) == ("/v1/embeddings", "the fox")
 
 
 async def test_a_full_queue_answers_429_and_the_demand_counts_each_state(
@@ -50,13 +50,13 @@ async def test_a_full_queue_answers_429_and_the_demand_counts_each_state(
     slow = SlowEngine()
     async with running_engine(slow.handle) as engine:
         await stack.add_engine(engine.port)
-        asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
+        requests = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
         await stack.wait_demand(in_flight=3, queued=1, queue_depth=1, dispatched=2)
         status, body, headers = await post(http, stack.completions)
         assert (status, 1 <= int(headers["Retry-After"]) <= 60) == (429, True)
         assert body["error"]["code"] == "queue_full"
         slow.gate.set()
-        assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 3
+        assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 3
     await stack.wait_demand(in_flight=0, queued=0, queue_depth=0, dispatched=0)
     assert stack.metric("requests_total", code="429") == 1
     assert stack.metric("dropped_requests_total", reason="queue_full") == 1
@@ -66,9 +66,9 @@ async def test_requests_inside_the_batching_window_are_not_queue_depth(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     await stack.apply_service(batching={"mode": "Static", "window": "1h"})
-    asking = asyncio.create_task(post(http, stack.completions))
+    request = asyncio.create_task(post(http, stack.completions))
     await stack.wait_demand(in_flight=1, queued=1, queue_depth=0, dispatched=0)
-    asking.cancel()
+    request.cancel()
     await stack.wait_demand(in_flight=0, queued=0)
 
 
@@ -77,11 +77,11 @@ async def test_the_least_loaded_engine_gets_the_request(stack: Stack, http: aioh
     async with running_engine(slow.handle) as one, running_engine(slow.handle) as other:
         await stack.add_engine(one.port)
         await stack.add_engine(other.port)
-        asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(6)]
+        requests = [asyncio.create_task(post(http, stack.completions)) for _ in range(6)]
         await stack.wait(lambda: slow.running == 6)
         assert (len(one.requests), len(other.requests)) == (3, 3)
         slow.gate.set()
-        await asyncio.gather(*asking)
+        await asyncio.gather(*requests)
 
 
 async def test_waiting_longer_than_the_queue_timeout_is_answered_504(stack: Stack, http: aiohttp.ClientSession) -> None:
@@ -112,8 +112,8 @@ async def test_the_engine_gets_the_time_that_is_left_at_most_the_services(
     await stack.apply_service(requestTimeout="30s")
     async with running_engine(answering(web.json_response, data={})) as engine:
         await stack.add_engine(engine.port)
-        for asked in ("20", "3600"):
-            await post(http, stack.completions, X_Request_Timeout_Seconds=asked)
+        for seconds in ("20", "3600"):
+            await post(http, stack.completions, X_Request_Timeout_Seconds=seconds)
         await post(http, stack.completions)
     left = [float(request.headers["X-Request-Timeout-Seconds"]) for request, _ in engine.requests]
     assert 10 < left[0] <= 20
@@ -130,9 +130,9 @@ async def test_a_deadline_that_is_no_number_of_seconds_is_answered_400(
 
 
 async def test_a_client_that_leaves_the_queue_is_dropped_at_once(stack: Stack, http: aiohttp.ClientSession) -> None:
-    asking = asyncio.create_task(post(http, stack.completions))
+    request = asyncio.create_task(post(http, stack.completions))
     await stack.wait_demand(queued=1)
-    asking.cancel()
+    request.cancel()
     await stack.wait_demand(in_flight=0)
     assert stack.metric("requests_total", code="499") == 1
     assert stack.metric("dropped_requests_total", reason="client_gone") == 1
@@ -144,9 +144,9 @@ async def test_a_client_that_leaves_before_the_answer_is_passed_on_to_the_engine
     slow = SlowEngine()
     async with running_engine(slow.handle) as engine:
         await stack.add_engine(engine.port)
-        asking = asyncio.create_task(post(http, stack.completions))
+        request = asyncio.create_task(post(http, stack.completions))
         await stack.wait(lambda: slow.running == 1)
-        asking.cancel()
+        request.cancel()
         await stack.wait(lambda: slow.cancelled == 1)
         await stack.wait_demand(in_flight=0)
 
@@ -180,14 +180,14 @@ async def test_an_engine_that_terminates_gets_no_new_request_and_ends_the_one_it
     slow = SlowEngine()
     async with running_engine(slow.handle) as old, running_engine(answering(web.json_response, data={})) as new:
         await stack.add_engine(old.port)
-        asking = asyncio.create_task(post(http, stack.completions))
+        request = asyncio.create_task(post(http, stack.completions))
         await stack.wait(lambda: slow.running == 1)
         await stack.set_engine_ready(old.port, False)
         await stack.add_engine(new.port)
         for _ in range(3):
             assert (await post(http, stack.completions))[:2] == (200, {})
         slow.gate.set()
-        assert (await asking)[:2] == (200, {"engine": old.port})
+        assert (await request)[:2] == (200, {"engine": old.port})
         assert len(old.requests) == 1
 
 
@@ -202,13 +202,13 @@ async def test_deleting_a_service_answers_those_who_wait_and_lets_the_running_en
         await post(http, stack.completions)
         assert stack.metric("queue_wait_seconds_count") == 1
         slow.gate.clear()
-        asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
+        requests = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
         await stack.wait_demand(dispatched=2, queued=1)
         await asyncio.to_thread(stack.cluster.delete_service, "qwen")
         await stack.wait(lambda: stack.gateway.demand(stack.key) is None)
-        await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
         slow.gate.set()
-        answers = await asyncio.gather(*asking)
+        answers = await asyncio.gather(*requests)
     assert sorted(status for status, _, _ in answers) == [200, 200, 404]
     assert next(body for status, body, _ in answers if status == 404)["error"]["code"] == "service_deleted"
     assert stack.metric("queue_wait_seconds_count") == 0  # its series are gone
@@ -327,7 +327,7 @@ async def test_the_openai_client_streams_and_raises_when_the_engine_dies(stack: 
             await answer.write(b"data: [DONE]\n\n")
         return answer
 
-    async def ask(client: AsyncOpenAI) -> AsyncIterator[str]:
+    async def send(client: AsyncOpenAI) -> AsyncIterator[str]:
         messages: Any = [{"role": "user", "content": "hi"}]
         async with await client.chat.completions.create(model="qwen", messages=messages, stream=True) as stream:
             async for chunk in stream:
@@ -338,10 +338,10 @@ async def test_the_openai_client_streams_and_raises_when_the_engine_dies(stack: 
         running_engine(handle) as engine,
     ):
         await stack.add_engine(engine.port)
-        assert [text async for text in ask(client)] == ["Hel", "lo"]
+        assert [text async for text in send(client)] == ["Hel", "lo"]
         assert [model.id async for model in client.models.list()] == ["qwen"]
         is_dying.set()
-        dying = ask(client)
+        dying = send(client)
         assert [await anext(dying), await anext(dying)] == ["Hel", "lo"]
         die.set()
         with pytest.raises(APIError, match="the engine failed during its response"):
@@ -361,19 +361,19 @@ async def test_two_hundred_streams_at_once_arrive_whole(stack: Stack, http: aioh
         await answer.write(b"data: last\n\n")
         return answer
 
-    async def ask() -> bytes:
+    async def send() -> bytes:
         async with http.post(stack.completions, data=b"{}") as answer:
             return await answer.read()
 
     http.connector._limit = 0  # type: ignore[union-attr]  # the client's own limit of 100 connections
     async with running_engine(handle) as engine:
         await stack.add_engine(engine.port)
-        asking = [asyncio.create_task(ask()) for _ in range(200)]
+        requests = [asyncio.create_task(send()) for _ in range(200)]
         await stack.wait(lambda: running == 200)
         counts = {"in_flight": 200, "queue_depth": 0, "queued": 0, "dispatched": 200}
         assert counts.items() <= stack.demand().items()
         gate.set()
-        assert set(await asyncio.gather(*asking)) == {b"data: first\n\ndata: last\n\n"}
+        assert set(await asyncio.gather(*requests)) == {b"data: first\n\ndata: last\n\n"}
     await stack.wait_demand(in_flight=0)
 
 

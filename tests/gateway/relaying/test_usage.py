@@ -122,11 +122,11 @@ async def test_of_another_runtime_time_and_bytes_are_counted(stack: Stack, http:
 async def test_the_usage_of_a_request_whose_client_left_is_read_from_the_engine(
     stack: Stack, http: aiohttp.ClientSession, begins: bool
 ) -> None:
-    arrived, asked = asyncio.Event(), asyncio.Queue[str]()
+    arrived, bodies = asyncio.Event(), asyncio.Queue[str]()
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.path == "/usage":
-            asked.put_nowait(request.query["key"])
+            bodies.put_nowait(request.query["key"])
             return web.Response(body=LAST)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Engine-Usage": SO_FAR})
         if begins:
@@ -138,17 +138,15 @@ async def test_the_usage_of_a_request_whose_client_left_is_read_from_the_engine(
 
     async with running_engine(handle) as engine:
         await stack.add_engine(engine.port)
-        asking = asyncio.create_task(
-            http.post(stack.completions, data=b"{}", headers={"X-Request-Id": f"left-{begins}"})
-        )
+        task = asyncio.create_task(http.post(stack.completions, data=b"{}", headers={"X-Request-Id": f"left-{begins}"}))
         await arrived.wait()
         if begins:
-            (await asking).close()
+            (await task).close()
         else:
-            asking.cancel()
+            task.cancel()
         line = await find_line(stack, f"left-{begins}")
         assert (line["status"], line["reason"], *used(line)) == ("499", "client_gone", "7", "2", "5")
-        assert asked.get_nowait() == engine.requests[0][0].headers["X-Engine-Usage"]
+        assert bodies.get_nowait() == engine.requests[0][0].headers["X-Engine-Usage"]
         assert counted(stack) == [7, 2, 5, 0]
 
 
