@@ -78,10 +78,10 @@ def series(
         port = int(engine.url.rpartition(":")[2])
         Cluster(stage.space.api, stage.space.namespace).apply_engine(SERVICE, own_address(), port)
         wait_until("the engine is known", lambda: gateway.metric("conveyor_gateway_engines", **service))
-        assert ask(gateway, stage.space.namespace) == 200
+        assert send(gateway, stage.space.namespace) == 200
         engine_page = engine.get("/metrics").text
         engine.process.kill()
-        assert ask(gateway, stage.space.namespace) == 504
+        assert send(gateway, stage.space.namespace) == 504
         stage.space.wait_condition("broken", "Ready", "False", "NoReadyEndpoints")
         texts = ("conveyor_operator_pod_start_seconds_c", 'reason="NoReadyEndpoints"')
         operator_page = wait_until("a pod's start and a broken service", lambda: find_page(operator, *texts))
@@ -106,7 +106,7 @@ def ready_at_once(pod: Json) -> Json:
     return status
 
 
-def ask(gateway: GatewayProcess, namespace: str) -> int:
+def send(gateway: GatewayProcess, namespace: str) -> int:
     url, body = f"{gateway.url}/{namespace}/{SERVICE}/v1/completions", {"prompt": "a", "max_tokens": 3}
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"X-Request-Class": "chat", CLIENT_HEADER: "team-a"}
@@ -143,11 +143,11 @@ def test_every_name_and_label_of_a_query_is_exposed(series: list[Series], namesp
     queries = read_queries(namespace)
     assert len(queries) > 40
     for query in queries:
-        wanted = {label for group in _GROUP.findall(query) for label in group.split(", ")}
-        wanted |= set(_MATCHED.findall(query))
+        expected = {label for group in _GROUP.findall(query) for label in group.split(", ")}
+        expected |= set(_MATCHED.findall(query))
         for name in _NAME.findall(query):
             assert name in exposed, query
-            assert wanted <= exposed[name], query
+            assert expected <= exposed[name], query
     for variable in read_variables():
         found = re.fullmatch(r"label_values\((\w+)(?:\{(\w+)=.*\})?, (\w+)\)", variable)
         assert found

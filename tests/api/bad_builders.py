@@ -54,8 +54,8 @@ def cache(title: str, path: str, sentence: str, /, **cache: Any) -> Bad:
 def workload(
     title: str, path: str, sentence: str, /, inputs: Json | None, outputs: Json | None = None, **spec: Any
 ) -> Bad:
-    told = {name: each for name, each in (("inputTokens", inputs), ("outputTokens", outputs)) if each is not None}
-    return bad(title, f"spec.workload{path}", sentence, workload=told, **spec)
+    workload = {name: each for name, each in (("inputTokens", inputs), ("outputTokens", outputs)) if each is not None}
+    return bad(title, f"spec.workload{path}", sentence, workload=workload, **spec)
 
 
 def engine(title: str, path: str, sentence: str, /, **engine: Any) -> Bad:

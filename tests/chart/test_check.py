@@ -69,31 +69,34 @@ class Asked:
 
 @pytest.mark.slow
 def test_it_says_what_answers_and_what_does_not(release: Release, tmp_path: Path) -> None:
-    asked = Asked(release, tmp_path)
-    code, text = asked.answer(0)
+    release_calls = Asked(release, tmp_path)
+    code, text = release_calls.answer(0)
     assert code == 1
     assert len(re.findall(r"^FAILED: ", text, re.MULTILINE)) == 4
     assert f"the CRD {CRD_NAME} is not installed" in text
     assert "shows its owner" in text
-    assert f"the gateway at http://127.0.0.1:{asked.port}: ClientConnectorError" in text
+    assert f"the gateway at http://127.0.0.1:{release_calls.port}: ClientConnectorError" in text
     reachable = make_reachable_chart(tmp_path)
     release.upgrade(chart=reachable.chart)
-    objects, ports = render(), ("--host=127.0.0.1", f"--port={asked.port}", "--admin-port=0", "--drain-delay-seconds=0")
+    objects, ports = (
+        render(),
+        ("--host=127.0.0.1", f"--port={release_calls.port}", "--admin-port=0", "--drain-delay-seconds=0"),
+    )
     with (
         running_operator(release.plane, objects, tmp_path),
         running(release.plane, "gateway", objects, tmp_path, *ports),
     ):
         with running_metrics(release.plane, objects, tmp_path, reachable.port):
-            assert asked.answer() == (
+            assert release_calls.answer() == (
                 0,
-                f"{CRD_NAME} is served, http://127.0.0.1:{asked.port} answers, "
+                f"{CRD_NAME} is served, http://127.0.0.1:{release_calls.port} answers, "
                 "custom.metrics.k8s.io has the metrics of InferenceServices\n",
             )
-        code, text = asked.answer(0)
+        code, text = release_calls.answer(0)
         assert code == 1
         assert "FAILED: the API server, or an aggregated API behind it, responds 503" in text
-        assert asked.answer(0, "--metrics-api=false")[0] == 0
+        assert release_calls.answer(0, "--metrics-api=false")[0] == 0
         take_over(release, "v1beta2")
-        code, text = asked.answer(0)
+        code, text = release_calls.answer(0)
         assert code == 1
     release.api.delete("/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io")

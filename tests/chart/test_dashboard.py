@@ -45,12 +45,12 @@ def test_a_row_has_no_gap() -> None:
 def test_the_data_source_is_a_variable_and_every_variable_is_defined() -> None:
     variables = [each["name"] for each in DASHBOARD["templating"]["list"]]
     assert variables == ["datasource", "namespace", "service"]
-    asked = [
+    queries = [
         *CHARTS,
         *(target for panel in CHARTS for target in panel["targets"]),
         *DASHBOARD["templating"]["list"][1:],
     ]
-    assert {each["datasource"]["uid"] for each in asked} == {"${datasource}"}
+    assert {each["datasource"]["uid"] for each in queries} == {"${datasource}"}
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) == {*variables, *BUILT_IN}
 
 

@@ -34,13 +34,13 @@ class Passed:
 
     def is_in(self, deployment: Json) -> bool:
         """Return whether `found` is or contains the value. A map or list may have other entries too."""
-        wanted = self.value if self.found is None else self.found
+        default = self.value if self.found is None else self.found
         there = self.look(deployment)
-        if isinstance(wanted, dict):
-            return bool(wanted.items() <= (there or {}).items())
-        if isinstance(wanted, list):
-            return all(item in (there or []) for item in wanted)
-        return bool(there == wanted)
+        if isinstance(default, dict):
+            return bool(default.items() <= (there or {}).items())
+        if isinstance(default, list):
+            return all(item in (there or []) for item in default)
+        return bool(there == default)
 
 
 def pod(deployment: Json) -> Json:

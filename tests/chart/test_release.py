@@ -53,8 +53,8 @@ def test_an_upgrade_keeps_the_certificate_and_the_registration(
         wait_until("both APIServices", lambda: None not in release.registered(), check)
         secret, before = read_secret(release.api, METRICS_TLS_SECRET), release.registered()
         assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
-        told = release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")
-        assert "conveyor-system/conveyor-metrics" in told
+        output = release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")
+        assert "conveyor-system/conveyor-metrics" in output
         for values in (("gateway.replicas=3",), ()):
             release.upgrade(*values, chart=reachable.chart)
             assert read_secret(release.api, METRICS_TLS_SECRET) == secret

@@ -226,8 +226,8 @@ def test_probes_use_the_paths_that_each_process_serves_on_its_admin_port(rendere
         (container,) = spec["containers"]
         port, *paths = PROBES[name]
         assert {"name": ADMIN_PORT_NAME, "containerPort": port} in container["ports"]
-        asked = [container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")]
-        assert asked == [{"path": path, "port": ADMIN_PORT_NAME} for path in paths]
+        probes = [container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")]
+        assert probes == [{"path": path, "port": ADMIN_PORT_NAME} for path in paths]
 
 
 def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Json]) -> None:
@@ -273,15 +273,15 @@ def test_the_notes_name_the_next_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ((), "every pod of the cluster may connect"),
         (("networkPolicies.clientNamespaces={team-a}",), "may connect to the gateways: somewhere, team-a"),
         (("networkPolicies.create=false",), ""),
     ],
 )
-def test_the_notes_say_who_may_connect_to_the_gateways(values: tuple[str, ...], told: str) -> None:
+def test_the_notes_say_who_may_connect_to_the_gateways(values: tuple[str, ...], message: str) -> None:
     options = [f"--set={each}" for each in ("crds.create=false", *values)]
     notes = helm("install", "conveyor", CHART, "--namespace=somewhere", "--dry-run=client", *options)
-    assert told in notes
-    assert ("may connect" in notes) == bool(told)
+    assert message in notes
+    assert ("may connect" in notes) == bool(message)

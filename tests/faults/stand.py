@@ -210,7 +210,7 @@ class Stand:
         return cost
 
     @contextmanager
-    def told(self, *words: str) -> Iterator[None]:
+    def logged(self, *words: str) -> Iterator[None]:
         """Check that a line in the logs of operator and gateway has these words, and that the logs are not flooded."""
         before = [len(log) for log in self._logs()]
         yield

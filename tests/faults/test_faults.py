@@ -81,34 +81,34 @@ def stopped_now_and_then(pid: int) -> Iterator[None]:
 
 
 def test_watches_that_end_in_the_middle_of_an_event(stand: Stand, record: Record) -> None:
-    with stand.told("watch"):
+    with stand.logged("watch"):
         record("watches end in the middle of an event", stand.endure(failing(stand, is_watch, TORN, 12), 10))
 
 
 def test_watches_that_cannot_go_on(stand: Stand, record: Record) -> None:
-    with stand.told("watch"):
+    with stand.logged("watch"):
         record("410: no watch can go on", stand.endure(expired(stand), 10))
 
 
 def test_too_many_requests(stand: Stand, record: Record) -> None:
     patient = failing(stand, is_any, 429, Retry_After="2")
-    with stand.told("429"):
+    with stand.logged("429"):
         record("429 with Retry-After: 2 for everything", stand.endure(patient, 15))
 
 
 def test_a_storm_of_conflicts(stand: Stand, record: Record) -> None:
-    with stand.told("409"):
+    with stand.logged("409"):
         record("409 for each write", stand.endure(failing(stand, lambda call: call.is_write, 409), 10))
 
 
 def test_a_storm_of_errors(stand: Stand, record: Record) -> None:
-    with stand.told("500"):
+    with stand.logged("500"):
         record("500 for everything", stand.endure(failing(stand, is_any, 500), 15))
 
 
 def test_answers_that_never_come(stand: Stand, record: Record) -> None:
     endless = failing(stand, lambda call: call.verb == "patch" and is_any(call), ENDLESS, 3)
-    with stand.told("event=reconcile_failed"):
+    with stand.logged("event=reconcile_failed"):
         record("three writes are never answered", stand.endure(endless, 5))
 
 
@@ -129,12 +129,12 @@ def every_second() -> Callable[[Call], bool]:
 
 def test_half_open_connections(stand: Stand, record: Record) -> None:
     """The connections stay open, but no data passes."""
-    with stand.told("event=watch_silent"):
+    with stand.logged("event=watch_silent"):
         record("connections are half open", stand.endure(stand.proxy.half_open(), 20))
 
 
 def test_an_api_server_that_is_away_for_minutes(stand: Stand, record: Record) -> None:
-    with stand.told("watch"):
+    with stand.logged("watch"):
         record("the API server is away", stand.endure(severed(stand), AWAY_SECONDS))
 
 
@@ -145,7 +145,7 @@ def test_an_etcd_that_is_restored(stand: Stand, record: Record) -> None:
     wait_until("it leads", lambda: "event=leading" in stand.operator.log.read_text())
     standby = stand.start_operator(*elected)
     job = stand.start_job(100)
-    with stand.told("event=leading"):
+    with stand.logged("event=leading"):
         record("etcd is restored, and the leader ends", stand.endure(restored(stand, standby), 10))
     assert job.wait(60) == 0, (stand.folder / "job" / "log").read_text()
     for name in (SERVED, *BYSTANDERS):

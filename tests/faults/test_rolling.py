@@ -64,10 +64,10 @@ class Rolled:
                 gateway = GatewayProcess(self.kubeconfig, "--host", "0.0.0.0", "--drain-delay-seconds", "2")
                 gateway.start()
                 self._gateways.append(gateway)
-                self._tell_client()
+                self._notify_client()
                 if former is not None:
                     self._gateways.remove(former)
-                    self._tell_client()
+                    self._notify_client()
                     former.terminate()
                     assert former.wait_ended() == 0, former.log[-5:]
 
@@ -75,7 +75,7 @@ class Rolled:
     def urls(self) -> Sequence[str]:
         return tuple(f"{gateway.url}/{NAMESPACE}/{SERVED}/v1/completions" for gateway in self._gateways)
 
-    def _tell_client(self) -> None:
+    def _notify_client(self) -> None:
         if self.client is not None:
             self.client.urls = tuple(self.urls)
 

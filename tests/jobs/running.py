@@ -37,14 +37,14 @@ def read_lines(path: Path) -> list[Json]:
 
 
 class Service:
-    """A server of a model, and of `files`. `asked` counts the requests by prompt and the fetched files by path.
+    """A server of a model, and of `files`. `requests` counts the requests by prompt and the fetched files by path.
 
     most: the most requests that it had at a time.
     """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self.asked = Counter[str]()
+        self.requests = Counter[str]()
         self.headers: list[dict[str, str]] = []
         self.running = self.most = 0
         self.url = ""
@@ -52,10 +52,10 @@ class Service:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
-            self.asked[request.path] += 1
+            self.requests[request.path] += 1
             return web.Response(body=self.files[request.path])
         body = json.loads(await request.content.read())
-        self.asked[body["prompt"]] += 1
+        self.requests[body["prompt"]] += 1
         self.headers.append(dict(request.headers))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -64,9 +64,9 @@ class Service:
         finally:
             self.running -= 1
 
-    async def wait_asked(self, number: int) -> None:
+    async def wait_requests(self, number: int) -> None:
         """Wait until it has got this many requests."""
-        while sum(self.asked.values()) < number:  # noqa: ASYNC110
+        while sum(self.requests.values()) < number:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager

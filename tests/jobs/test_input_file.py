@@ -10,7 +10,7 @@ from tests.jobs.running import Service, answer_prompt, answering, make_line, rea
 from conveyor_jobs.input_file import MAX_LINE_BYTES, InvalidInput, open_input
 
 
-def told(path: Path) -> dict[int, str]:
+def errors_of(path: Path) -> dict[int, str]:
     with pytest.raises(InvalidInput) as raised:
         open_input(str(path), path.parent)
     return {mistake.line: mistake.message for mistake in raised.value.mistakes}
@@ -27,26 +27,26 @@ def test_blank_lines_and_a_missing_last_line_break_are_allowed(tmp_path: Path) -
 def test_every_mistake_is_reported_with_its_line_up_to_twenty(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f"{json.dumps(make_line('same'))}\n" for _ in range(3)) + "{\n")
-    assert told(path) == {
+    assert errors_of(path) == {
         2: "custom_id 'same' occurs twice",
         3: "custom_id 'same' occurs twice",
         4: "it is not a request in JSON: Input data was truncated",
     }
     path.write_text("no\n" * 30)
-    assert len(told(path)) == 20
+    assert len(errors_of(path)) == 20
 
 
 def test_an_input_without_requests_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("\n")
-    assert told(path) == {0: "the file has no requests"}
+    assert errors_of(path) == {0: "the file has no requests"}
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("wb") as file:
         file.truncate(MAX_LINE_BYTES + 10)
-    assert told(path) == {1: "it is longer than 32 MiB"}
+    assert errors_of(path) == {1: "it is longer than 32 MiB"}
 
 
 async def test_a_job_with_a_mistake_sends_nothing_and_ends_with_code_2(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_a_job_with_a_mistake_sends_nothing_and_ends_with_code_2(tmp_path:
 
     async with Service(handle).serving() as service:
         code, log = await run_job(tmp_path, service.url)
-    assert (code, service.asked) == (2, {})
+    assert (code, service.requests) == (2, {})
     assert 'event=invalid_input line=4 message="url must be one of /v1/completions, ' in log
 
 
@@ -72,7 +72,7 @@ async def test_an_input_with_an_address_is_fetched_once_and_its_query_is_not_log
             code, log = await run_job(tmp_path, service.url, given=f"{service.url}/in.jsonl?Signature=secret")
             assert code == 0, log
             assert "secret" not in log
-    assert service.asked["/in.jsonl"] == 1
+    assert service.requests["/in.jsonl"] == 1
     assert sorted(line["custom_id"] for line in read_lines(tmp_path / "out" / "output.jsonl")) == ids
 
 
@@ -115,7 +115,7 @@ async def test_an_input_that_changes_while_the_job_runs_ends_it(tmp_path: Path, 
     write_input(tmp_path / "in.jsonl", 2000)
 
     async def handle(body: dict[str, object]) -> web.Response:
-        if sum(service.asked.values()) == 5:
+        if sum(service.requests.values()) == 5:
             write_input(tmp_path / "in.jsonl", num_requests)
         return answer_prompt(body)
 
@@ -123,4 +123,4 @@ async def test_an_input_that_changes_while_the_job_runs_ends_it(tmp_path: Path, 
     async with service.serving():
         code, log = await run_job(tmp_path, service.url)
     assert (code, "the input has changed while the job ran" in log) == (2, True), log
-    assert sum(service.asked.values()) < 200
+    assert sum(service.requests.values()) < 200

@@ -68,7 +68,7 @@ async def test_a_killed_job_continues_where_it_was(tmp_path: Path) -> None:
     async with Service(answering(0.02)).serving() as service:
         for threshold in (80, 200):
             job = await start_job(tmp_path, service.url, "--max-concurrency", "8")
-            await service.wait_asked(threshold)
+            await service.wait_requests(threshold)
             job.kill()
             await wait_job(job)
         code, log = await run_job(tmp_path, service.url, "--max-concurrency", "8")
@@ -83,17 +83,17 @@ async def test_sigterm_lets_requests_end_and_another_start_continues(tmp_path: P
 
     async with Service(answering(0.2)).serving() as service:
         job = await start_job(tmp_path, service.url, "--max-concurrency", "4")
-        await service.wait_asked(4)
+        await service.wait_requests(4)
         job.send_signal(signal.SIGTERM)
         code, log = await wait_job(job)
         assert code == 143, log
         done = read_ids(tmp_path, "output")
-        assert len(done) == sum(service.asked.values()) >= 4
+        assert len(done) == sum(service.requests.values()) >= 4
         assert read_state(tmp_path)["status"] == "in_progress"
         code, log = await run_job(tmp_path, service.url)
     assert code == 0, log
     assert read_ids(tmp_path, "output") == sorted(ids)
-    assert set(service.asked.values()) == {1}, "a request was sent twice"
+    assert set(service.requests.values()) == {1}, "a request was sent twice"
 
 
 async def test_a_full_queue_halves_what_is_sent_and_fails_nothing(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_request_that_breaks_its_engine_is_tried_three_times(tmp_path: P
     async with Service(handle).serving() as service:
         code, log = await run_job(tmp_path, service.url)
     assert code == 0, log
-    assert service.asked[ids[2]] == 3
+    assert service.requests[ids[2]] == 3
     assert read_ids(tmp_path, "errors") == [ids[2]]
     assert read_lines(tmp_path / "out" / "errors.jsonl")[0]["response"]["status_code"] == 502
 
@@ -158,26 +158,26 @@ async def test_a_response_without_end_is_an_error_and_not_retried(tmp_path: Path
         code, log = await run_job(tmp_path, service.url)
     assert code == 0, log
     (error,) = read_lines(tmp_path / "out" / "errors.jsonl")
-    assert (error["custom_id"], error["error"]["code"], service.asked[ids[1]]) == (ids[1], "no_response", 1)
+    assert (error["custom_id"], error["error"]["code"], service.requests[ids[1]]) == (ids[1], "no_response", 1)
 
 
 async def test_an_errors_file_that_is_removed_is_tried_again(tmp_path: Path) -> None:
     ids = write_input(tmp_path / "in.jsonl", 6)
-    is_mended = False
+    is_fixed = False
 
     async def handle(body: Json) -> web.Response:
-        return answer_prompt(body) if is_mended or body["prompt"] != ids[2] else refuse(400, "bad")
+        return answer_prompt(body) if is_fixed or body["prompt"] != ids[2] else refuse(400, "bad")
 
     async with Service(handle).serving() as service:
         await run_job(tmp_path, service.url)
-        is_mended = True
+        is_fixed = True
         (tmp_path / "out" / "errors.jsonl").unlink()
         code, log = await run_job(tmp_path, service.url)
         assert code == 0, log
         assert read_ids(tmp_path, "output") == sorted(ids)
-        assert sum(service.asked.values()) == 7
+        assert sum(service.requests.values()) == 7
         code, log = await run_job(tmp_path, service.url)
-    assert (code, sum(service.asked.values())) == (0, 7)
+    assert (code, sum(service.requests.values())) == (0, 7)
     assert "event=ended status=completed requests=6 completed=6 failed=0" in log
 
 
@@ -188,7 +188,7 @@ async def test_an_outage_before_the_service_costs_no_request(tmp_path: Path) -> 
 
     async def handle(body: Json) -> web.Response:
         nonlocal began
-        if sum(service.asked.values()) > 20:
+        if sum(service.requests.values()) > 20:
             began = began or time.monotonic()
             if time.monotonic() - began < 6:
                 if body["prompt"].endswith("1"):
@@ -247,7 +247,7 @@ async def test_a_longer_window_counts_when_the_job_is_started_again(tmp_path: Pa
 
     async with Service(answering(0.2)).serving() as service:
         job = await start_job(tmp_path, service.url, "--completion-window-seconds", "2", "--max-concurrency", "1")
-        await service.wait_asked(1)
+        await service.wait_requests(1)
         job.send_signal(signal.SIGTERM)
         assert (await wait_job(job))[0] == 143
         await asyncio.sleep(2)
@@ -302,7 +302,7 @@ async def test_what_every_request_would_get_ends_the_job_and_is_no_result(
         ended, log = await run_job(tmp_path, service.url)
     assert ended == exit_code, log
     assert f"/v1/completions got {status}" in log
-    assert sum(service.asked.values()) < 20
+    assert sum(service.requests.values()) < 20
     assert read_lines(tmp_path / "out" / "errors.jsonl") == []
 
 
@@ -328,7 +328,7 @@ async def test_another_input_does_not_mix_with_the_results(tmp_path: Path) -> No
         code, log = await run_job(tmp_path, service.url)
     assert code == 2
     assert "has the results of another input, or the input has changed: use another folder" in log
-    assert sum(service.asked.values()) == 3
+    assert sum(service.requests.values()) == 3
 
 
 async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ async def test_a_second_job_in_the_folder_is_refused(tmp_path: Path) -> None:
 
     async with Service(handle).serving() as service:
         first = await start_job(tmp_path, service.url)
-        await service.wait_asked(1)
+        await service.wait_requests(1)
         code, log = await run_job(tmp_path, service.url)
         assert (code, "another process writes to" in log) == (1, True)
         gate.set()
@@ -354,7 +354,7 @@ async def test_a_full_disk_ends_the_job_and_loses_no_request(tmp_path: Path) -> 
     async with Service(answering()).serving() as service:
         code, log = await run_job(tmp_path, service.url, max_file_bytes=10_000)
         assert (code, "File too large" in log) == (1, True), log
-        assert 0 < sum(service.asked.values()) < 200
+        assert 0 < sum(service.requests.values()) < 200
         code, log = await run_job(tmp_path, service.url)
     assert code == 0, log
     assert read_ids(tmp_path, "output") == sorted(ids)

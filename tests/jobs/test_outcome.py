@@ -40,7 +40,7 @@ async def test_a_job_of_which_every_request_failed_does_not_end_well(tmp_path: P
         assert len(read_lines(tmp_path / "out" / "errors.jsonl")) == 50
         assert json.loads((tmp_path / "out" / "batch.json").read_text())["status"] == "completed"
         again, log = await run_job(tmp_path, service.url)
-        assert (again, sum(service.asked.values())) == (4, 50), log
+        assert (again, sum(service.requests.values())) == (4, 50), log
         allowed, log = await run_job(tmp_path, service.url, "--max-failed", "100%")
     assert allowed == 0, log
 

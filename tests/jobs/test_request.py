@@ -29,7 +29,7 @@ def test_every_path_that_takes_json_may_be_used(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"custom_id": ""}, "custom_id must have 1 to 512 characters"),
         ({"custom_id": "x" * 513}, "custom_id must have 1 to 512 characters"),
@@ -41,11 +41,11 @@ def test_every_path_that_takes_json_may_be_used(url: str) -> None:
         ({"body": {"stream": True}}, "a job does not stream: leave out `stream`"),
     ],
 )
-def test_another_line_is_refused_with_its_reason(change: object, told: str) -> None:
+def test_another_line_is_refused_with_its_reason(change: object, message: str) -> None:
     assert isinstance(change, dict)
     with pytest.raises(InvalidLine) as raised:
         parse_line(json.dumps(make_line("a") | change).encode())
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -84,7 +84,7 @@ def _define(plane: ControlPlane, api: Api) -> None:
     """Apply the definitions. Returns when they are served, because KEDA's programs look only once."""
     files = (keda.fetch() / "config" / "crd" / "bases").glob("*.yaml")
     definitions = [yaml.safe_load(file.read_text()) for file in files]
-    wanted = {body["metadata"]["name"] for body in definitions}
+    names = {body["metadata"]["name"] for body in definitions}
     for body in definitions:
         api.apply(f"{_CRDS}/{body['metadata']['name']}", body)
     command = [binary("kubectl"), "--kubeconfig", plane.kubeconfig, "api-resources", "--cached=false", "-o", "name"]
@@ -92,7 +92,7 @@ def _define(plane: ControlPlane, api: Api) -> None:
     def found() -> set[str]:
         return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
-    wait_until("KEDA's kinds", lambda: wanted <= found())
+    wait_until("KEDA's kinds", lambda: names <= found())
 
 
 def _listens(port: int) -> bool:
@@ -160,11 +160,11 @@ def _proxy_to(port: int) -> Iterator[int]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            assert f"http://{asked.netloc}" == names.metrics_url(), self.path
+            url = urlsplit(self.path)
+            assert f"http://{url.netloc}" == names.metrics_url(), self.path
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             try:
-                with opener.open(f"http://127.0.0.1:{port}{asked.path}?{asked.query}", timeout=20) as answer:
+                with opener.open(f"http://127.0.0.1:{port}{url.path}?{url.query}", timeout=20) as answer:
                     status, content = answer.status, answer.read()
             except urllib.error.HTTPError as error:
                 with error:

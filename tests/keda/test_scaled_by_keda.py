@@ -24,7 +24,7 @@ BATCHING = {"maxBatchSize": 32}  # targets 24 and 4
 pytestmark = [pytest.mark.brings_keda, pytest.mark.usefixtures("with_keda")]
 
 
-def say(gateway: DemandServer, space: Space, in_flight: int, queue_depth: int = 0) -> None:
+def set_demand(gateway: DemandServer, space: Space, in_flight: int, queue_depth: int = 0) -> None:
     gateway.services = {f"{space.namespace}/qwen": {"in_flight": in_flight, "queue_depth": queue_depth}}
 
 
@@ -45,29 +45,29 @@ def test_keda_follows_the_queue_and_holds_where_the_sum_is_not_known(
     one, other = start_gateway({}), start_gateway({})
     aggregated.set_gateways(one, other)
     explained = Explained(space, aggregated.plane.kubeconfig, one)
-    say(one, space, 40)
-    say(other, space, 30)
+    set_demand(one, space, 40)
+    set_demand(other, space, 30)
     space.make_service(batching=BATCHING, autoscaling=AUTOSCALING)
     wait_count(space, 3)  # 70 / 24
     space.wait_condition("qwen", "ScalingReady", "True", "ScalingActive")
     assert owners(space) == ["ScaledObject"]
-    status = wait_until("the arithmetic", lambda: told(space, "inference_in_flight 70 / 24 -> 3"))
+    status = wait_until("the arithmetic", lambda: find_condition(space, "inference_in_flight 70 / 24 -> 3"))
     assert [metric["target"] for metric in status["metrics"]] == ["24", "4"]
     assert "inference_in_flight     70      24" in explained.explain()
     other.status = 503
     space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
     assert count(space) == 3
-    say(one, space, 40, 20)
+    set_demand(one, space, 40, 20)
     wait_count(space, 5)  # 20 / 4, of the gateway that answers
-    say(one, space, 1)
+    set_demand(one, space, 1)
     space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
     assert count(space) == 5
-    say(other, space, 25)
+    set_demand(other, space, 25)
     other.status = 200
     wait_count(space, 2)  # 26 / 24
 
 
-def told(space: Space, words: str) -> Json | None:
+def find_condition(space: Space, words: str) -> Json | None:
     status = (space.need("InferenceService", "qwen").get("status") or {}).get("autoscaling") or {}
     return status if words in status.get("message", "") else None
 
@@ -78,7 +78,7 @@ def test_the_replicas_stay_while_the_provider_changes(
     """KEDA's webhook, which refuses a ScaledObject if there is another HPA, is running."""
     gateway = start_gateway({})
     aggregated.set_gateways(gateway)
-    say(gateway, space, 90)
+    set_demand(gateway, space, 90)
     space.make_service(batching=BATCHING, autoscaling=AUTOSCALING | {"provider": "Native"})
     wait_count(space, 4)
     gateway.status = 503  # so that nobody scales while it changes hands
@@ -88,7 +88,7 @@ def test_the_replicas_stay_while_the_provider_changes(
         assert count(space) == 4
     space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
     gateway.status = 200
-    say(gateway, space, 110)
+    set_demand(gateway, space, 110)
     wait_count(space, 5)
     space.edit("qwen", autoscaling={"provider": "External", "behavior": None})
     space.wait_condition("qwen", "ScalingReady", "True", "ExternalAutoscaler")

@@ -102,15 +102,15 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
     await until(lambda: followed.knows("qwen"))
     followed.proxy.is_shut = True
     followed.proxy.end_watches()
-    heard = followed.states[0].received_at
+    received = followed.states[0].received_at
     await until(lambda: followed.proxy.refused >= 4)  # both watches have tried twice
     assert followed.knows("qwen")
-    assert followed.states[0].received_at == heard
+    assert followed.states[0].received_at == received
     assert followed.states[0].synced
     followed.proxy.is_shut = False
     await asyncio.to_thread(followed.cluster.apply_service, "new")
     await until(lambda: followed.knows("qwen", "new"))
-    assert followed.states[0].received_at > heard
+    assert followed.states[0].received_at > received
 
 
 async def test_a_watch_that_ends_once_is_routine_and_one_that_fails_again_is_a_warning(
@@ -197,6 +197,6 @@ async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: 
 
 
 async def test_only_slices_of_inference_services_are_requested(followed: Followed) -> None:
-    asked = [path for path in followed.proxy.lists if "endpointslices" in path]
-    assert all("labelSelector=conveyor.dev" in path for path in asked)
-    assert asked
+    lists = [path for path in followed.proxy.lists if "endpointslices" in path]
+    assert all("labelSelector=conveyor.dev" in path for path in lists)
+    assert lists

@@ -120,9 +120,11 @@ def test_what_waits_of_a_class_is_summed_over_the_gateways(aggregated: Aggregate
 def test_the_limit_of_engines_is_their_mean_and_each_reason_has_its_number(
     aggregated: Aggregated, start_gateway: StartGateway
 ) -> None:
-    told = {"a:1": {"dispatched": 3, "waiting": 0, "carried": 16, "limit_reason": "missed"}}
-    told |= {"b:1": {"dispatched": 3, "waiting": 0, "carried": 24, "limit_reason": "slack"}}
-    aggregated.set_gateways(start_gateway({"default/steered": build_demand(6) | {"batch_size": 64, "engines": told}}))
+    engines = {"a:1": {"dispatched": 3, "waiting": 0, "carried": 16, "limit_reason": "missed"}}
+    engines |= {"b:1": {"dispatched": 3, "waiting": 0, "carried": 24, "limit_reason": "slack"}}
+    aggregated.set_gateways(
+        start_gateway({"default/steered": build_demand(6) | {"batch_size": 64, "engines": engines}})
+    )
     eventually("20", lambda: read_value(aggregated, "steered", "inference_running_limit"))
     counts = {
         reason: read_value(aggregated, "steered", "inference_limited_engines", query=f"{OF_REASON}{reason}")
@@ -219,8 +221,8 @@ def test_requests_for_a_starting_engine_are_left_out_of_the_metrics_and_not_of_t
     gateways = [start_gateway({"default/qwen": build_demand(each, each) | seen | targets}) for each in (3, 1)]
     aggregated.set_gateways(*gateways)
     eventually("4", lambda: read_value(aggregated, "qwen", "inference_requests"))
-    told = [read_value(aggregated, "qwen", metric) for metric in (*METRICS, *COUNTS)]
-    assert told == ["3", "0", "4", "4"]
+    values = [read_value(aggregated, "qwen", metric) for metric in (*METRICS, *COUNTS)]
+    assert values == ["3", "0", "4", "4"]
 
 
 def test_aggregated_discovery_of_the_api_server_is_complete(aggregated: Aggregated) -> None:
@@ -233,7 +235,7 @@ def test_aggregated_discovery_of_the_api_server_is_complete(aggregated: Aggregat
 # At the port itself: callers that are not the API server.
 
 
-def ask(aggregated: Aggregated, path: str, pair: KeyPair | None, **headers: str) -> tuple[int, Json]:
+def send(aggregated: Aggregated, path: str, pair: KeyPair | None, **headers: str) -> tuple[int, Json]:
     context = ssl.create_default_context(cafile=str(aggregated.authority.certificate))
     context.check_hostname = False  # its name is that of the Service
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -255,13 +257,13 @@ PATHS = ("/apis", "/apis/custom.metrics.k8s.io", "/openapi/v2", "/openapi/v3", "
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_front_proxy_of_the_real_api_server_is_answered(aggregated: Aggregated, path: str) -> None:
-    code, _ = ask(aggregated, path, aggregated.plane.front_proxy, **{"X-Remote-User": "system:kube-aggregator"})
+    code, _ = send(aggregated, path, aggregated.plane.front_proxy, **{"X-Remote-User": "system:kube-aggregator"})
     assert code == 200
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/", "/nothing"])
 def test_without_a_certificate_every_path_is_401(aggregated: Aggregated, path: str) -> None:
-    code, status = ask(aggregated, path, None, **{"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"})
+    code, status = send(aggregated, path, None, **{"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"})
     assert (code, status["kind"], status["reason"]) == (401, "Status", "Unauthorized")
 
 
@@ -269,7 +271,7 @@ def test_a_certificate_of_the_cluster_authority_is_refused(aggregated: Aggregate
     """The authority of users and kubelets is not the authority of the front proxy."""
     pair = aggregated.plane.authority.issue("imposter", "front-proxy-client")
     with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
-        ask(aggregated, "/apis", pair, **{"X-Remote-User": "system:admin"})
+        send(aggregated, "/apis", pair, **{"X-Remote-User": "system:admin"})
 
 
 def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated: Aggregated, tmp_path: Any) -> None:
@@ -285,7 +287,7 @@ def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated:
 
     def code(pair: KeyPair) -> int:
         try:
-            return ask(aggregated, "/apis", pair, **{"X-Remote-User": "system:kube-aggregator"})[0]
+            return send(aggregated, "/apis", pair, **{"X-Remote-User": "system:kube-aggregator"})[0]
         except (urllib.error.URLError, ConnectionError, ssl.SSLError):
             return 0
 

@@ -56,7 +56,7 @@ class Server:
         assert self.listener is not None
         return f"https://127.0.0.1:{self.listener.port}/apis"
 
-    async def ask(self, pair: KeyPair | None, user: str = "hpa", authority: Authority | None = None) -> int:
+    async def query(self, pair: KeyPair | None, user: str = "hpa", authority: Authority | None = None) -> int:
         """Return the HTTP status for a client on a new connection.
 
         Raises aiohttp.ClientError if the handshake fails.
@@ -97,20 +97,20 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 async def test_the_front_proxy_is_answered(server: Server) -> None:
     pair = server.front_proxy_authority.issue("proxy", "front-proxy-client")
-    assert await server.ask(pair) == 200
+    assert await server.query(pair) == 200
 
 
 async def test_a_caller_without_a_certificate_gets_401(server: Server) -> None:
-    assert await server.ask(None) == 401
+    assert await server.query(None) == 401
 
 
 async def test_another_name_under_the_front_proxy_authority_gets_401(server: Server) -> None:
-    assert await server.ask(server.front_proxy_authority.issue("other", "somebody")) == 401
+    assert await server.query(server.front_proxy_authority.issue("other", "somebody")) == 401
 
 
 async def test_the_front_proxy_without_a_user_gets_401(server: Server) -> None:
     pair = server.front_proxy_authority.issue("proxy", "front-proxy-client")
-    assert await server.ask(pair, user="") == 401
+    assert await server.query(pair, user="") == 401
 
 
 async def test_a_foreign_certificate_is_refused_in_the_handshake_even_with_the_right_name(
@@ -118,12 +118,12 @@ async def test_a_foreign_certificate_is_refused_in_the_handshake_even_with_the_r
 ) -> None:
     foreign = Authority(tmp_path / "foreign", "front-proxy-authority")
     with pytest.raises(aiohttp.ClientError):
-        await server.ask(foreign.issue("proxy", "front-proxy-client"))
+        await server.query(foreign.issue("proxy", "front-proxy-client"))
 
 
 async def test_a_certificate_of_the_serving_authority_is_no_front_proxy(server: Server) -> None:
     with pytest.raises(aiohttp.ClientError):
-        await server.ask(server.serving_authority.issue("proxy", "front-proxy-client"))
+        await server.query(server.serving_authority.issue("proxy", "front-proxy-client"))
 
 
 async def test_a_rotated_front_proxy_authority_is_trusted_and_the_old_one_is_not(
@@ -133,11 +133,11 @@ async def test_a_rotated_front_proxy_authority_is_trusted_and_the_old_one_is_not
     old_pair = server.front_proxy_authority.issue("proxy", "front-proxy-client")
     new_pair = new.issue("proxy", "front-proxy-client")
     await server.trust(server.front_proxy_authority, new)
-    assert [await server.ask(old_pair), await server.ask(new_pair)] == [200, 200]
+    assert [await server.query(old_pair), await server.query(new_pair)] == [200, 200]
     await server.trust(new)
-    assert await server.ask(new_pair) == 200
+    assert await server.query(new_pair) == 200
     with pytest.raises(aiohttp.ClientError):
-        await server.ask(old_pair)
+        await server.query(old_pair)
 
 
 async def test_an_open_connection_does_not_outlive_the_authority_that_it_rests_on(
@@ -160,9 +160,9 @@ async def test_a_new_serving_certificate_is_served_within_seconds(server: Server
     new = Authority(tmp_path / "new-serving", "new-serving-authority")
     server.write_serving_certificate(new)
     await server.changed()
-    assert await server.ask(pair, authority=new) == 200
+    assert await server.query(pair, authority=new) == 200
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
-        await server.ask(pair)
+        await server.query(pair)
 
 
 @pytest.mark.parametrize("damage", ["key of another certificate", "empty certificate", "no certificate"])
@@ -180,10 +180,10 @@ async def test_files_that_cannot_be_loaded_leave_the_old_certificate_in_use(
     with pytest.raises(TimeoutError):  # the change of the authority waits for usable files
         async with asyncio.timeout(1.5):
             await server.trust(new)
-    assert await server.ask(server.front_proxy_authority.issue("proxy", "front-proxy-client")) == 200
+    assert await server.query(server.front_proxy_authority.issue("proxy", "front-proxy-client")) == 200
     server.write_serving_certificate()
     await server.changed()
-    assert await server.ask(new.issue("proxy", "front-proxy-client")) == 200
+    assert await server.query(new.issue("proxy", "front-proxy-client")) == 200
 
 
 async def test_the_port_stays_closed_until_both_sides_are_there(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ async def test_the_port_stays_closed_until_both_sides_are_there(tmp_path: Path) 
         assert server.listener.port is None
         server.write_serving_certificate()
         await server.changed()
-        assert await server.ask(None) == 401
+        assert await server.query(None) == 401
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving

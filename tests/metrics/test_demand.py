@@ -14,8 +14,8 @@ from conveyor_protocol.pages import Demand, Replicas, Targets
 def make_demand(in_flight: int, depth: int, **engines: tuple[int | str | None, ...]) -> Demand:
     """One gateway's; of each engine what it has dispatched, and what the engine says: what waits, what it carries, and
     why."""
-    said = ("dispatched", "waiting", "carried", "limit_reason")
-    at = {name: dict(zip(said, told, strict=False)) for name, told in engines.items()}
+    keys = ("dispatched", "waiting", "carried", "limit_reason")
+    at = {name: dict(zip(keys, values, strict=False)) for name, values in engines.items()}
     service: dict[str, Any] = {"in_flight": in_flight, "queue_depth": depth, "batch_size": 4, "engines": at}
     return msgspec.convert({"services": {"default/qwen": service}}, Demand)
 
@@ -90,9 +90,9 @@ def test_a_service_that_no_gateway_knows_is_not_found() -> None:
 
 def test_of_each_class_what_waits_is_added_up_and_the_longest_wait_counts() -> None:
     def make(**classes: tuple[int, float]) -> Demand:
-        told = {name: {"queued": queued, "wait_seconds": seconds} for name, (queued, seconds) in classes.items()}
+        documents = {name: {"queued": queued, "wait_seconds": seconds} for name, (queued, seconds) in classes.items()}
         return msgspec.convert(
-            {"services": {"default/qwen": {"in_flight": 9, "queue_depth": 9, "classes": told}}}, Demand
+            {"services": {"default/qwen": {"in_flight": 9, "queue_depth": 9, "classes": documents}}}, Demand
         )
 
     found = sum_demand("default/qwen", [make(chat=(1, 0.5), batch=(4, 7.9)), make(chat=(2, 3.2), new=(1, 1.0))])

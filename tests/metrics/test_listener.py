@@ -129,7 +129,7 @@ async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_w
         app.router.add_get("/", answer)
         return app
 
-    async def ask() -> str:
+    async def send() -> str:
         async with http.get(f"https://127.0.0.1:{opened.port}/", ssl=False) as got:
             return await got.text()
 
@@ -138,14 +138,14 @@ async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_w
     async with aiohttp.ClientSession() as http, asyncio.timeout(120):
         while opened.port is None:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
-        asking = asyncio.create_task(ask())
+        task = asyncio.create_task(send())
         await retiring.wait()
         await turns()  # the old server waits for its request now
         serving.cancel()
         await turns()
         assert not serving.done()
         answering.set()
-        assert await asking == "answered"
+        assert await task == "answered"
         await asyncio.wait({serving})
 
 

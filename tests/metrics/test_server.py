@@ -38,8 +38,8 @@ def read_health(port: int, path: str) -> tuple[int, str]:
 def test_the_start_waits_for_the_operator_to_fill_the_secret(metrics_plane: ControlPlane, tmp_path: Path) -> None:
     (tmp_path / "tls.crt").touch()
     with running_server(metrics_plane, tmp_path) as (_, _, admin_port):
-        wanted = (503, "waiting for the serving certificate\n")
-        wait_until("the wait", lambda: read_health(admin_port, "/readyz") == wanted)
+        expected = (503, "waiting for the serving certificate\n")
+        wait_until("the wait", lambda: read_health(admin_port, "/readyz") == expected)
         assert read_health(admin_port, "/livez") == (200, "ok\n")
         write_serving_certificate(Authority(tmp_path, "authority"), tmp_path)
         wait_until("ready", lambda: read_health(admin_port, "/readyz") == (200, "ok\n"))

@@ -33,18 +33,18 @@ def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -
 
 
 @pytest.fixture
-def asked() -> list[str]:
-    """The services for which gateways were asked."""
+def queried() -> list[str]:
+    """The services for which gateways were queried."""
     return []
 
 
 @pytest.fixture
-async def start(asked: list[str]) -> AsyncIterator[Start]:
+async def start(queried: list[str]) -> AsyncIterator[Start]:
     runners, accepting = [], []
 
     async def begin(answer: Callable[[], web.StreamResponse]) -> Gateway:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked.append(request.query["service"])
+            queried.append(request.query["service"])
             return answer()
 
         app = web.Application()
@@ -87,12 +87,12 @@ async def test_the_value_is_the_sum_of_all_gateways(start: Start, source: Gatewa
 
 
 async def test_every_query_reads_the_gateways_again_and_for_one_service(
-    start: Start, source: GatewaySource, asked: list[str]
+    start: Start, source: GatewaySource, queried: list[str]
 ) -> None:
     values = iter([1, 5])
     source.gateways = (await start(lambda: web.json_response(build_demand(next(values), 0))),)
     assert [(await source.read_demand("default/qwen")).in_flight for _ in range(2)] == [1, 5]
-    assert asked == ["default/qwen"] * 2
+    assert queried == ["default/qwen"] * 2
 
 
 async def test_a_service_that_no_gateway_knows_does_not_exist(start: Start, source: GatewaySource) -> None:

@@ -45,9 +45,9 @@ def opened(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
-@pytest.mark.parametrize(("flags", "code", "told"), [([], 0, "done"), (["DEBUG"], 1, "done"), (["loud"], 2, "")])
+@pytest.mark.parametrize(("flags", "code", "message"), [([], 0, "done"), (["DEBUG"], 1, "done"), (["loud"], 2, "")])
 def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_its_exit_code(
-    kind: str, flags: list[str], code: int, told: str
+    kind: str, flags: list[str], code: int, message: str
 ) -> None:
     with opened(kind) as descriptor:
         reading, writing = os.pipe()
@@ -58,5 +58,5 @@ def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_its_exit_code
         )
         os.close(writing)
         with open(reading) as work:
-            assert work.read() == told
+            assert work.read() == message
     assert found.returncode == code

@@ -165,16 +165,16 @@ def test_a_library_that_warns_without_end_gets_a_few_lines_a_minute(monkeypatch:
     limit, clock = log._LibraryLimit(), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
-    def tell(name: str, level: int) -> logging.LogRecord | None:
+    def log_at(name: str, level: int) -> logging.LogRecord | None:
         record = logging.LogRecord(name, level, __file__, 1, "attempt %d failed", (1,), None)
         return record if limit.filter(record) else None
 
     for _ in range(3):
-        assert sum(tell("kopf.watching", logging.ERROR) is not None for _ in range(100)) == 20
+        assert sum(log_at("kopf.watching", logging.ERROR) is not None for _ in range(100)) == 20
         clock[0] += 60
-    told = tell("kopf.watching", logging.ERROR)
-    assert told is not None
-    assert told.getMessage() == "attempt 1 failed (80 more in the minute before)"
-    assert all(tell("kopf.watching", logging.INFO) for _ in range(100)), "what is routine is not limited"
-    assert all(tell("conveyor_operator.loop", logging.ERROR) for _ in range(100)), "nor what is our own"
-    assert tell("kopf.other", logging.ERROR), "nor another logger for it"
+    kept = log_at("kopf.watching", logging.ERROR)
+    assert kept is not None
+    assert kept.getMessage() == "attempt 1 failed (80 more in the minute before)"
+    assert all(log_at("kopf.watching", logging.INFO) for _ in range(100)), "what is routine is not limited"
+    assert all(log_at("conveyor_operator.loop", logging.ERROR) for _ in range(100)), "nor what is our own"
+    assert log_at("kopf.other", logging.ERROR), "nor another logger for it"

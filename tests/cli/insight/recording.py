@@ -88,12 +88,12 @@ class Hpa:
         spec = make_resource(batching={"maxBatchSize": 10}, autoscaling=AUTOSCALING).spec
         body = build_autoscaler(build_owner("default", name, ""), spec, 420)
         assert body is not None
-        asked = body["spec"] | {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}}
-        asked.pop("behavior", None)
-        asked |= {} if behavior is None else {"behavior": behavior}
+        hpa_spec = body["spec"] | {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}}
+        hpa_spec.pop("behavior", None)
+        hpa_spec |= {} if behavior is None else {"behavior": behavior}
         script = play(name)
         next(script)  # until it needs the number of replicas
-        return cls(name, body | {"metadata": {"name": name}, "spec": asked}, script)
+        return cls(name, body | {"metadata": {"name": name}, "spec": hpa_spec}, script)
 
 
 def play(seed: str) -> Generator[Values, int, None]:

@@ -37,17 +37,17 @@ def advice(service: InferenceService, traffic: Traffic) -> tuple[Advice, str]:
 
 @pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify"])
 def test_tasks_of_one_step_get_dynamic(task: str) -> None:
-    found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
+    found, text = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
     assert found.mode == "Dynamic"
     assert found.fields["mode"] == "Dynamic"
-    assert f"task {task} takes one step" in told
+    assert f"task {task} takes one step" in text
     assert not advise(make_service(task), make_traffic()).fields, "it is the default"
 
 
 def test_text_gets_continuous_and_a_sentence_about_its_lengths() -> None:
-    found, told = advice(make_service(batching={"mode": "Static"}), make_traffic())
+    found, text = advice(make_service(batching={"mode": "Static"}), make_traffic())
     assert found.fields == {"mode": "Continuous"}
-    assert "they are alike or short, so Static would lose little offline" in told
+    assert "they are alike or short, so Static would lose little offline" in text
     varied = make_traffic()
     varied["output_tokens"].counts.update({50.0: 900, 100.0: 1000})
     assert "the more they differ" in advice(make_service(), varied)[1]
@@ -56,31 +56,31 @@ def test_text_gets_continuous_and_a_sentence_about_its_lengths() -> None:
 
 @pytest.mark.parametrize(("task", "steps"), [("Transcribe", "tokens"), ("ImageGenerate", "denoising steps")])
 def test_tasks_without_texts_that_step_get_continuous(task: str, steps: str) -> None:
-    found, told = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
+    found, text = advice(make_service(task, batching={"mode": "Static"}), make_traffic())
     assert found.mode == "Continuous"
-    assert f"leave between two {steps} of the others" in told
+    assert f"leave between two {steps} of the others" in text
     assert found.tune_flags == advise(make_service("Embed"), make_traffic()).tune_flags
 
 
 def test_an_unknown_task_and_vllm_get_the_facts_that_are_known() -> None:
-    found, told = advice(make_service(None), make_traffic(0))
+    found, text = advice(make_service(None), make_traffic(0))
     assert found.fields == {}
-    assert "not known until an engine has read its files" in told
+    assert "not known until an engine has read its files" in text
     vllm = make_service(None, runtime="VLLM", engine={"image": "vllm/vllm-openai:v0.11.0"})
     assert "vLLM has no other mode" in advice(vllm, make_traffic())[1]
 
 
 def test_few_requests_are_no_ground_for_another_size() -> None:
-    found, told = advice(make_service(), make_traffic(99, preemptions=99))
+    found, text = advice(make_service(), make_traffic(99, preemptions=99))
     assert (found.fields, found.tune_flags) == ({}, ())
-    assert "have seen 99 requests" in told
+    assert "have seen 99 requests" in text
 
 
 def test_full_batches_with_a_queue_get_twice_the_size_as_far_as_the_cache_goes() -> None:
     full, service = {"batch_size": 32.0, "queue": 1.0}, make_service(batching={"maxBatchSize": 32})
-    found, told = advice(service, make_traffic(**full))
+    found, text = advice(service, make_traffic(**full))
     assert found.fields == {"maxBatchSize": 64}
-    assert "requests wait 1 s" in told
+    assert "requests wait 1 s" in text
     assert advise(service, make_traffic(kv_tokens=25_000, **full)).fields == {"maxBatchSize": 50}
     assert "holds no more" in advice(service, make_traffic(kv_tokens=10_000, **full))[1]
     assert "do not report the size of their KV cache" in advice(service, make_traffic(kv_tokens=None, **full))[1]
@@ -91,20 +91,20 @@ def test_full_batches_with_a_queue_get_twice_the_size_as_far_as_the_cache_goes()
 @pytest.mark.parametrize("task", ["Embed", "Rerank", "Classify", "ImageClassify", "Transcribe", "ImageGenerate"])
 def test_no_cache_limits_tasks_that_generate_no_text(task: str) -> None:
     full = {"batch_size": 32.0, "queue": 1.0}
-    found, told = advice(make_service(task, batching={"maxBatchSize": 32}), make_traffic(kv_tokens=None, **full))
+    found, text = advice(make_service(task, batching={"maxBatchSize": 32}), make_traffic(kv_tokens=None, **full))
     assert found.fields == {"maxBatchSize": 64}
-    assert "makes each request slower" in told
+    assert "makes each request slower" in text
     full = {"batch_size": 1024.0, "queue": 1.0}
-    found, told = advice(make_service(task, batching={"maxBatchSize": 1024}), make_traffic(kv_tokens=None, **full))
+    found, text = advice(make_service(task, batching={"maxBatchSize": 1024}), make_traffic(kv_tokens=None, **full))
     assert not found.fields
-    assert "1024 is the most that is ever advised" in told
+    assert "1024 is the most that is ever advised" in text
 
 
 def test_preempted_requests_get_a_batch_that_the_cache_holds() -> None:
-    found, told = advice(make_service(), make_traffic(preemptions=300, kv_tokens=8000))
+    found, text = advice(make_service(), make_traffic(preemptions=300, kv_tokens=8000))
     assert found.fields == {"maxBatchSize": 16}
-    assert "30% of requests were preempted" in told
-    assert "More blocks would help too" in told
+    assert "30% of requests were preempted" in text
+    assert "More blocks would help too" in text
     assert not advise(make_service(), make_traffic(preemptions=5, kv_tokens=8000)).fields, "one in 200 is no reason"
 
 
@@ -130,13 +130,13 @@ LENGTHS = {"inputTokens": {"p50": 400, "p95": 400}, "outputTokens": {"p50": 100,
 
 
 def test_observed_lengths_stand_beside_the_declared_ones_and_are_suggested_where_they_differ() -> None:
-    found, told = advice(make_service(), make_traffic())
+    found, text = advice(make_service(), make_traffic())
     assert found.workload == LENGTHS
-    assert "workload.inputTokens: observed 400 tokens at P50 and 400 at P95, declared nothing." in told
-    assert "a change restarts them" in told
-    found, told = advice(make_service(workload=LENGTHS), make_traffic(prompt_tokens=500))
+    assert "workload.inputTokens: observed 400 tokens at P50 and 400 at P95, declared nothing." in text
+    assert "a change restarts them" in text
+    found, text = advice(make_service(workload=LENGTHS), make_traffic(prompt_tokens=500))
     assert found.workload is None, "a factor of 1.25 is noise"
-    assert "observed 500 tokens at P50 and 500 at P95, declared 400 tokens at P50 and 400 at P95" in told
+    assert "observed 500 tokens at P50 and 500 at P95, declared 400 tokens at P50 and 400 at P95" in text
     found, _ = advice(make_service(workload=LENGTHS), make_traffic(output_tokens=300))
     assert found.workload == {**LENGTHS, "outputTokens": {"p50": 300, "p95": 300}}
 

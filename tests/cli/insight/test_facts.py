@@ -29,7 +29,7 @@ class Answers:
         self._deployment = deployment
         self._owner = owner
         self._metrics = metrics
-        self.asked: dict[str, object] = {}
+        self.queries: dict[str, object] = {}
 
     def find(self, path: str) -> Any:
         if "inferenceservices" not in path:
@@ -39,7 +39,7 @@ class Answers:
 
     def get(self, path: str, query: object = None) -> Any:
         if "metrics.k8s.io" in path:
-            self.asked[path] = query
+            self.queries[path] = query
             return {"items": [{"value": "7"}]}
         metadata = {"name": names.engine_name("qwen"), "ownerReferences": [{"kind": self._owner}]}
         return {"items": [{"metadata": metadata, "spec": {"maxReplicas": 2, "metrics": list(self._metrics)}}]}
@@ -56,7 +56,7 @@ def test_of_keda_s_hpa_the_values_are_read_where_that_reads_them() -> None:
     assert facts.autoscaler is not None
     assert facts.values == {"inference_queue_depth": 7}
     path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/a/s1-metric-api-inference_queue_depth"
-    assert answers.asked == {path: {"labelSelector": "scaledobject.keda.sh/name=qwen-engine"}}
+    assert answers.queries == {path: {"labelSelector": "scaledobject.keda.sh/name=qwen-engine"}}
 
 
 def test_each_class_is_requested_by_its_label_the_best_first() -> None:
@@ -65,8 +65,8 @@ def test_each_class_is_requested_by_its_label_the_best_first() -> None:
     facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
     assert facts.classes == (ClassFacts("chat", 0, 7, 7), ClassFacts("batch", 10, 7, 7))
     path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/a/inferenceservices.conveyor.dev/qwen/"
-    asked = {"metricLabelSelector": "request_class=batch"}
-    assert answers.asked == {path + "inference_class_queued": asked, path + "inference_class_wait_seconds": asked}
+    query = {"metricLabelSelector": "request_class=batch"}
+    assert answers.queries == {path + "inference_class_queued": query, path + "inference_class_wait_seconds": query}
 
 
 def test_the_limits_of_a_service_with_objectives_are_requested_with_each_reason() -> None:
@@ -74,7 +74,7 @@ def test_the_limits_of_a_service_with_objectives_are_requested_with_each_reason(
     facts = read_facts(answers, "a", "qwen")  # type: ignore[arg-type]
     reasons = ("declared", "predicted", "missed", "slack", "unreachable")
     assert facts.limits == LimitFacts(7, dict.fromkeys(reasons, 7))
-    assert [path.rpartition("/")[2] for path in answers.asked] == [
+    assert [path.rpartition("/")[2] for path in answers.queries] == [
         "inference_running_limit",
         "inference_limited_engines",
     ]

@@ -13,16 +13,16 @@ def test_without_a_cluster_the_error_is_one_sentence(tmp_path: Path, capsys: pyt
     no_kubeconfig.write_text("a: [")
     for path in (tmp_path / "nowhere", no_kubeconfig):
         assert main(["explain", "qwen", f"--kubeconfig={path}"]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("kubectl conveyor: cannot load a kubeconfig: ")
-        assert len(said.splitlines()) == 1
+        errors = capsys.readouterr().err
+        assert errors.startswith("kubectl conveyor: cannot load a kubeconfig: ")
+        assert len(errors.splitlines()) == 1
 
 
 def test_what_it_repeats_commands_no_terminal(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "qwen", f"--kubeconfig={nowhere}", "--context=no\x1b[2J\udc80where"]) == 1
-    said = capsys.readouterr().err
-    assert "where" in said
-    assert said.removesuffix("\n").isprintable()
+    errors = capsys.readouterr().err
+    assert "where" in errors
+    assert errors.removesuffix("\n").isprintable()
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,10 +53,12 @@ class Explained:
             return status if looked(status) and replicas == status["desiredReplicas"] else None
 
         status = wait_until(f"{desired}: {reason}", settled)
-        told = json.loads(self.explain("-o", "json"))
-        assert foretold["desiredReplicas"] == told["desiredReplicas"] == status["desiredReplicas"] == desired, told
-        assert told["reason"] == reason, told
-        return dict(told)
+        document = json.loads(self.explain("-o", "json"))
+        assert foretold["desiredReplicas"] == document["desiredReplicas"] == status["desiredReplicas"] == desired, (
+            document
+        )
+        assert document["reason"] == reason, document
+        return dict(document)
 
 
 def has_read(total: int) -> Callable[[Json], bool]:
@@ -89,8 +91,8 @@ def test_the_explanation_is_what_the_controller_decides(
     wait_until("the first look", lambda: has_hpa_looked(space))
     explained.expect("AtMinimum", 1, has_read(0))
     explained.set(80)
-    told = explained.expect("AtTarget", 3, has_read(80))
-    assert told["metrics"][0] == {
+    text = explained.expect("AtTarget", 3, has_read(80))
+    assert text["metrics"][0] == {
         "name": "inference_in_flight",
         "value": 80,
         "target": 30,
@@ -125,8 +127,8 @@ def test_a_step_that_the_policies_have_used_up_is_reported(
     one_a_minute = {"scaleUp": {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}]}}
     space.make_service(batching=BATCHING, autoscaling={"maxReplicas": 4, "behavior": one_a_minute})
     wait_until("the first step", lambda: count(space) == 2 and has_hpa_looked(space, 2))
-    told = explained.expect("Limited", 2, has_read(100))
-    assert "allows 1 pods within 600 s, and the last change was" in told["sentences"][0]
+    text = explained.expect("Limited", 2, has_read(100))
+    assert "allows 1 pods within 600 s, and the last change was" in text["sentences"][0]
 
 
 @pytest.mark.slow

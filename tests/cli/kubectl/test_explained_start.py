@@ -44,7 +44,7 @@ def gateway(aggregated: Aggregated, space: Space, own_address: str) -> Iterator[
         yield gateway
 
 
-async def ask(http: aiohttp.ClientSession, gateway: GatewayProcess, space: Space) -> None:
+async def send(http: aiohttp.ClientSession, gateway: GatewayProcess, space: Space) -> None:
     async with http.post(f"{gateway.url}/{space.namespace}/qwen/v1/completions", json={}) as answer:
         await answer.read()
 
@@ -70,19 +70,19 @@ async def test_requests_that_fit_the_batches_of_starting_engines_start_no_others
     space.make_service(**SPEC)
     with Kubelet(space, starting, addresses=False) as kubelet:
         await asyncio.to_thread(wait_until, "an HPA", lambda: space.get("HorizontalPodAutoscaler", "qwen-engine"))
-        async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as asking:
-            tasks = [asking.create_task(ask(http, gateway, space)) for _ in range(4)]
+        async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(send(http, gateway, space)) for _ in range(4)]
             await asyncio.to_thread(expect, 3, 1, 1)
-            told = await asyncio.to_thread(explained.explain)
-            assert "4 requests wait; 1 starting engine has 4 places; 0 beyond them." in told
-            tasks += [asking.create_task(ask(http, gateway, space)) for _ in range(5)]
+            text = await asyncio.to_thread(explained.explain)
+            assert "4 requests wait; 1 starting engine has 4 places; 0 beyond them." in text
+            tasks += [group.create_task(send(http, gateway, space)) for _ in range(5)]
             await asyncio.to_thread(expect, 9, 3, 3)
             assert [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"] == [
                 "scaled 1 -> 3: inference_in_flight 9 / 3 -> 3; inference_queue_depth 3 / 1 -> 3; the larger is 3; "
                 "beyond the requests for which 1 starting engine has 4 places"
             ]
             kubelet.decide = crashing
-            tasks += [asking.create_task(ask(http, gateway, space)) for _ in range(11)]
+            tasks += [group.create_task(send(http, gateway, space)) for _ in range(11)]
             await asyncio.to_thread(expect, 9, 3, 0)
             found = json.loads(await asyncio.to_thread(explained.explain, "-o", "json"))
             assert (found["requests"], found["desiredReplicas"]) == ({"all": 20, "waiting": 20}, 3)
@@ -102,13 +102,13 @@ async def test_requests_of_a_start_fill_the_batch_and_one_more_starts_an_engine(
     async with running_engine(SlowEngine().handle) as engine, aiohttp.ClientSession() as http:
         with Kubelet(space, starting, addresses=False) as kubelet:
             await asyncio.to_thread(wait_until, "an HPA", lambda: space.get("HorizontalPodAutoscaler", "qwen-engine"))
-            async with asyncio.TaskGroup() as asking:
-                tasks = [asking.create_task(ask(http, gateway, space)) for _ in range(4)]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(send(http, gateway, space)) for _ in range(4)]
                 await asyncio.to_thread(expect, 3, 1, 1)
                 kubelet.decide = ready
                 Cluster(space.api, space.namespace).apply_engine("qwen", own_address, engine.port)
                 await asyncio.to_thread(expect, 3, 1, 0)
-                tasks.append(asking.create_task(ask(http, gateway, space)))
+                tasks.append(group.create_task(send(http, gateway, space)))
                 kubelet.decide = lambda pod: None  # another pod stays as it is
                 await asyncio.to_thread(expect, 5, 2, 1)
                 for task in tasks:

@@ -52,9 +52,9 @@ def test_arrivals_of_a_file_are_simulated_and_drawn(tmp_path: Path, capsys: pyte
     drawing = ElementTree.parse(picture).getroot()
     assert [child.tag.rpartition("}")[2] for child in drawing].count("polyline") == 4
     assert main(["simulate", f"--csv={arrivals}", "--seeds=1", f"--plot={tmp_path / 'nowhere' / 'picture.svg'}"]) == 2
-    told = capsys.readouterr()
-    assert str(arrivals) in told.out, "a picture that cannot be written loses nothing else"
-    assert "No such file or directory" in told.err
+    output = capsys.readouterr()
+    assert str(arrivals) in output.out, "a picture that cannot be written loses nothing else"
+    assert "No such file or directory" in output.err
 
 
 def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,18 +64,18 @@ def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: py
         ({"autoscaling": {"maxReplicas": 0}}, "spec.autoscaling.maxReplicas"),
     ):
         assert main(["simulate", write_service(tmp_path, **spec)]) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1
-        assert words in said[0]
+        errors = capsys.readouterr().err.splitlines()
+        assert len(errors) == 1
+        assert words in errors[0]
     assert main(["simulate", "--csv=/nowhere"]) == 2
     capsys.readouterr()
     file = tmp_path / "broken.yaml"
     for text in ("a: 1\n---\nb: 2\n", "a: [", "&a [*a]", "\x00"):
         file.write_text(text)
         assert main(["simulate", f"--service={file}"]) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1
-        assert str(file) in said[0]
+        errors = capsys.readouterr().err.splitlines()
+        assert len(errors) == 1
+        assert str(file) in errors[0]
     with pytest.raises(SystemExit):
         main(["simulate", "--seeds=0"])
     assert "--seeds: must be a whole number from 1 to 1000, not '0'" in capsys.readouterr().err

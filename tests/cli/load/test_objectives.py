@@ -12,7 +12,7 @@ def test_short_and_long_names_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "must be such as"),
         ("speed=1s", "must be such as"),
@@ -23,6 +23,6 @@ def test_short_and_long_names_are_the_same() -> None:
         ("ttft=1s,timeToFirstToken=2s", "twice"),
     ],
 )
-def test_what_is_no_objective_is_reported(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_objective_is_reported(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_objectives(text)

@@ -127,7 +127,7 @@ def answer_with(status: int, content: bytes, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("status", "content", "told"),
+    ("status", "content", "message"),
     [
         (429, b'{"error": {"code": "queue_full", "message": "later"}}', "HTTP 429 queue_full"),
         (502, b"<html>", "HTTP 502"),
@@ -138,10 +138,10 @@ def answer_with(status: int, content: bytes, **headers: str) -> Any:
         (200, b"data: " + b"x" * (2 << 20), "unreadable answer: an event of more than"),
     ],
 )
-async def test_a_wrong_answer_is_a_problem_of_its_kind(status: int, content: bytes, told: str) -> None:
+async def test_a_wrong_answer_is_a_problem_of_its_kind(status: int, content: bytes, message: str) -> None:
     async with running_engine(answer_with(status, content)) as engine:
         (answer,) = await send_all(engine, make_trace(1, 1), Limits())
-    assert answer.problem.startswith(told)
+    assert answer.problem.startswith(message)
 
 
 async def test_nobody_there_is_a_problem() -> None:
@@ -183,8 +183,8 @@ async def test_each_task_has_its_body() -> None:
             (answer,) = await send_all(engine, make_trace(1, 1), Limits(), task)
             assert (answer.problem, answer.prompt_tokens, answer.output_tokens) == ("", 9, 0)
             assert answer.first == answer.last <= time.monotonic()
-    told = [(request.path, sorted(json.loads(body))) for request, body in engine.requests]
-    assert told == [
+    sent = [(request.path, sorted(json.loads(body))) for request, body in engine.requests]
+    assert sent == [
         ("/v1/embeddings", ["input", "model"]),
         ("/v1/rerank", ["documents", "model", "query"]),
         ("/classify", ["input", "model"]),

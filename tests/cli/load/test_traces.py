@@ -34,7 +34,7 @@ def test_a_trace_at_another_rate_keeps_its_pattern_and_starts_again_where_it_end
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", "line 3: "),
         ("[1]", "line 3: it must be a JSON object"),
@@ -47,10 +47,10 @@ def test_a_trace_at_another_rate_keeps_its_pattern_and_starts_again_where_it_end
         ("x" * 70_000, "line 3: a line has at most"),
     ],
 )
-def test_what_is_no_request_is_named_by_its_line(line: str, told: str) -> None:
+def test_what_is_no_request_is_named_by_its_line(line: str, message: str) -> None:
     with pytest.raises(ValueError, match="line 3") as raised:
         read_trace([*write(*LINES[:2]), line])
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(message)
 
 
 def test_a_trace_needs_a_rate() -> None:

@@ -25,10 +25,10 @@ def test_no_request_is_lost_while_one_of_two_engines_is_killed(tmp_path: Path, m
     with Running(tmp_path, models, build_service(replicas=2)) as running:
         running.wait_ready()
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            asked = [pool.submit(running.chat, tokens=200) for _ in range(60)]
-            running.wait("begin", lambda: sum(each.done() for each in asked) > 6)
+            futures = [pool.submit(running.chat, tokens=200) for _ in range(60)]
+            running.wait("begin", lambda: sum(each.done() for each in futures) > 6)
             os.kill(running.engines()[0], signal.SIGKILL)
-            assert [each.result().status_code for each in asked] == [200] * 60
+            assert [each.result().status_code for each in futures] == [200] * 60
         running.wait("second engine", lambda: running.output.count("is ready:") == 3)
 
 
@@ -69,14 +69,14 @@ def test_nothing_is_left_if_the_run_and_an_engine_are_killed_at_once(tmp_path: P
 
 def test_a_second_signal_ends_at_once(run: Running) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(run.chat, tokens=8000, stream=True)
-        run.wait("request", lambda: '"in_flight":1' in _read_demand(run) or asked.done())
+        futures = pool.submit(run.chat, tokens=8000, stream=True)
+        run.wait("request", lambda: '"in_flight":1' in _read_demand(run) or futures.done())
         processes = run.descendants()
         run.terminate()
         run.wait_for("ending: ")
         run.terminate()
         assert run.wait_ended() == 0
-        asked.exception()
+        futures.exception()
     run.wait("the end of all processes", lambda: not any(map(lives, processes)))
 
 

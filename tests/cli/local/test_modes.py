@@ -17,14 +17,14 @@ def test_every_mode_answers_two_at_once_and_all_agree_on_greedy_tokens(tmp_path:
     with Running(tmp_path, models, *services) as running, concurrent.futures.ThreadPoolExecutor() as pool:
         running.wait_ready()
 
-        def ask(name: str, question: str) -> str:
+        def send(name: str, question: str) -> str:
             messages = [{"role": "user", "content": question}]
             body = {"model": name, "messages": messages, "max_tokens": 30, "temperature": 0}
             answer = running.http.post("/v1/chat/completions", json=body)
             text: str = answer.json()["choices"][0]["message"]["content"]
             return text
 
-        answers = {mode: tuple(pool.map(ask, [mode.lower()] * len(QUESTIONS), QUESTIONS)) for mode in MODES}
+        answers = {mode: tuple(pool.map(send, [mode.lower()] * len(QUESTIONS), QUESTIONS)) for mode in MODES}
     assert len(set(answers["Continuous"])) == 2, answers
     assert len(set(answers.values())) == 1, answers
 
@@ -39,7 +39,7 @@ def test_a_request_of_a_better_class_overtakes_those_that_wait(tmp_path: Path, m
     with Running(tmp_path, models, service) as running, concurrent.futures.ThreadPoolExecutor(8) as pool:
         running.wait_ready()
 
-        def ask(request_class: str) -> float:
+        def send(request_class: str) -> float:
             answer = running.http.post(
                 "/default/chat/v1/completions",
                 json={"prompt": "a", "max_tokens": 300, "ignore_eos": True},
@@ -48,7 +48,7 @@ def test_a_request_of_a_better_class_overtakes_those_that_wait(tmp_path: Path, m
             assert answer.status_code == 200, answer.text
             return time.monotonic()
 
-        batch = [pool.submit(ask, "batch") for _ in range(6)]
+        batch = [pool.submit(send, "batch") for _ in range(6)]
         running.wait("first answer", lambda: any(each.done() for each in batch))
-        urgent = pool.submit(ask, "chat").result()
+        urgent = pool.submit(send, "chat").result()
         assert max(each.result() for each in batch) > urgent

@@ -65,17 +65,17 @@ def test_sigterm_drains_as_a_pod_does(run: Running) -> None:
     body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     begun = threading.Event()
 
-    def ask() -> None:
+    def send() -> None:
         with run.http.stream("POST", "/default/chat/v1/completions", json=body) as answer:
             begun.set()
             answers.append("".join(answer.iter_text()))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    thread = threading.Thread(target=send)
+    thread.start()
     assert begun.wait(60)
     run.terminate()
     assert run.wait_ended() == 0
-    asking.join()
+    thread.join()
     assert read_stream(answers[0])[-1]["choices"][0]["finish_reason"] == "length"
     assert run.output.endswith("ended\n")
     run.wait("the end of all processes", lambda: not any(map(lives, processes)))

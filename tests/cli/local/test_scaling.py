@@ -57,8 +57,8 @@ def test_the_queue_s_limit_and_timeout_are_the_service_s(tmp_path: Path, models:
     )  # fmt: skip
     with Running(tmp_path, models, one) as running, concurrent.futures.ThreadPoolExecutor(8) as pool:
         running.wait_ready()
-        asked = [pool.submit(running.chat, tokens=4000) for _ in range(8)]
-        answers = [each.result() for each in asked]
+        futures = [pool.submit(running.chat, tokens=4000) for _ in range(8)]
+        answers = [each.result() for each in futures]
         found = {answer.json()["error"]["code"] for answer in answers if answer.status_code != 200}
         assert found == {"queue_full", "queue_timeout"}
         assert any(answer.status_code == 200 for answer in answers)

@@ -11,7 +11,7 @@ from conveyor_insight.tuning.interruption import in_thread, run_interruptible
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_work_after_its_clean_up_which_a_second_one_does_not_stop(number: signal.Signals) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     async def work() -> int:
         try:
@@ -20,11 +20,11 @@ def test_a_signal_ends_the_work_after_its_clean_up_which_a_second_one_does_not_s
         finally:
             os.kill(os.getpid(), number)
             await asyncio.sleep(0.1)
-            told.append("put back")
+            lines.append("put back")
         return 0
 
-    assert run_interruptible(work(), told.append) == 128 + number
-    assert told == [f"{number.name}: putting back what was changed", "still putting back; please wait", "put back"]
+    assert run_interruptible(work(), lines.append) == 128 + number
+    assert lines == [f"{number.name}: putting back what was changed", "still putting back; please wait", "put back"]
 
 
 def test_without_a_signal_the_code_is_the_work_s_and_errors_are_its_own() -> None:

@@ -47,11 +47,11 @@ async def test_the_text_has_a_table_a_curve_and_a_patch_with_its_reason(tmp_path
 
 
 async def test_json_has_every_trial() -> None:
-    told = json.loads(report(await measure(), PLAN, flags(output="json")))
-    assert (told["current"], told["recommended"]) == ({"maxBatchSize": 8}, {"maxBatchSize": 16})
-    assert [len(each["trials"]) for each in told["candidates"]] == [4, 3, 5, 0]
-    assert told["candidates"][0]["trials"][3]["misses"] == ["latency P95 5000 ms"]
-    assert told["candidates"][0]["trials"][0]["latency"] == {"p50": 0.1, "p95": 0.1, "p99": 0.1}
+    document = json.loads(report(await measure(), PLAN, flags(output="json")))
+    assert (document["current"], document["recommended"]) == ({"maxBatchSize": 8}, {"maxBatchSize": 16})
+    assert [len(each["trials"]) for each in document["candidates"]] == [4, 3, 5, 0]
+    assert document["candidates"][0]["trials"][3]["misses"] == ["latency P95 5000 ms"]
+    assert document["candidates"][0]["trials"][0]["latency"] == {"p50": 0.1, "p95": 0.1, "p99": 0.1}
 
 
 def test_a_setting_that_is_right_is_kept_and_none_that_is_wrong_is_recommended() -> None:

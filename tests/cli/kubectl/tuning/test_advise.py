@@ -33,8 +33,8 @@ def test_advice_is_made_of_what_the_engine_has_seen(
         engine.post("/v1/completions", {**LONG, "max_tokens": 8}).raise_for_status()
     flags = ["-n", space.namespace, f"--kubeconfig={control_plane.kubeconfig}", f"--metrics={engine.url}/metrics"]
     command = [str(binary("kubectl")), "conveyor", "advise", "qwen", *flags]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    head, _, patch, tune = told.rstrip().split("\n\n")
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    head, _, patch, tune = output.rstrip().split("\n\n")
     assert head.endswith("task Generate, mode Static, maxBatchSize 2; 1 engines have seen 100 requests")
     suggested = yaml.safe_load(patch)["spec"]
     assert suggested["batching"] == {"mode": "Continuous"}

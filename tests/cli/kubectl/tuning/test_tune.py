@@ -125,10 +125,10 @@ def test_a_live_service_is_measured_with_each_setting_and_put_back(
     done = tune.run(*QUICK, "-o", "json", svg, way)
     assert done.returncode == 0, done.stdout + done.stderr
     check_as_before(space, before)
-    told = json.loads(done.stdout)
-    assert told["current"] == {"maxBatchSize": 2}
-    assert [each["batching"]["maxBatchSize"] for each in told["candidates"]] == [2, 4]
-    for candidate in told["candidates"]:
+    document = json.loads(done.stdout)
+    assert document["current"] == {"maxBatchSize": 2}
+    assert [each["batching"]["maxBatchSize"] for each in document["candidates"]] == [2, 4]
+    for candidate in document["candidates"]:
         (trial,) = candidate["trials"]
         assert trial["requests"] > 4
         assert (trial["failed"], trial["misses"]) == (0, [])
@@ -163,9 +163,9 @@ def test_a_signal_puts_everything_back(space: Space, pods: EnginePods, tune: Tun
     process = tune.start(*LONG)
     assert space.need("InferenceService", "qwen")["spec"]["batching"]["maxBatchSize"] == 4
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 143
-    assert "spec.batching of qwen is as it was" in told
+    assert "spec.batching of qwen is as it was" in errors
     check_as_before(space, before)
 
 
@@ -212,8 +212,8 @@ def test_somebody_else_s_change_is_left_as_it_is(space: Space, pods: EnginePods,
     process = tune.start(*LONG)
     space.edit("qwen", batching={"maxBatchSize": 7})
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=200)
-    assert "somebody else changed spec.batching of qwen: it is left as it is now" in told
+    _, errors = process.communicate(timeout=200)
+    assert "somebody else changed spec.batching of qwen: it is left as it is now" in errors
     now = space.need("InferenceService", "qwen")
     assert now["spec"]["batching"]["maxBatchSize"] == 7
     assert names.TUNE_ANNOTATION not in now["metadata"].get("annotations", {})
