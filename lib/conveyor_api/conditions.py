@@ -11,7 +11,10 @@ from conveyor_protocol.failure_reasons import OF_THE_MODEL, FailureReason
 
 
 class ConditionType(StrEnum):
-    """The type of a condition. `Ready` summarises all others except `NameClaimed`."""
+    """The type of a condition. `Ready` summarises all others except `NameClaimed`.
+
+    Only abnormal states have `Reconciling` or `Stalled`. GitOps tools read these two by the rules of kstatus.
+    """
 
     READY = "Ready"
     PROGRESSING = "Progressing"
@@ -20,14 +23,19 @@ class ConditionType(StrEnum):
     ENDPOINT_READY = "EndpointReady"
     SCALING_READY = "ScalingReady"
     NAME_CLAIMED = "NameClaimed"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
+
+# Conditions that are present only while they are True.
+ABNORMAL: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
-        "The service answers requests: an engine is ready, or a request starts one from zero. If False, the reason is "
-        "the cause. If True, the reason is usually Ready. While some engines fail, it is their failure. After a start "
-        "or a failure, it is PodsStarting until all desired engines are ready. If each engine requests more GPUs than "
-        "it uses, it is GPUsUnused."
+        "The service answers requests: an engine is ready, or a request starts one from zero. It is also True with "
+        "`replicas: 0`: no engine is desired. If False, the reason is the cause. If True, the reason is usually "
+        "Ready. While some engines fail, it is their failure. After a start or a failure, it is PodsStarting until all "
+        "desired engines are ready. If each engine requests more GPUs than it uses, it is GPUsUnused."
     ),
     ConditionType.PROGRESSING: (
         "Pods of the current spec are being created, the first ones or those of a rollout. Scaling does not count."
@@ -39,6 +47,15 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.NAME_CLAIMED: (
         "At the gateway's root, requests reach this service by its served name. If False, they reach it there as "
         "`NAMESPACE/NAME`. The service's own URL works in both cases."
+    ),
+    ConditionType.RECONCILING: (
+        "True while the current spec is not rolled out, or no engine answers, and this may pass without action. "
+        "Otherwise absent. Helm, Flux and Config Sync then wait."
+    ),
+    ConditionType.STALLED: (
+        "True if the rollout or the only engine has failed, and somebody has to act. Otherwise absent. A failure that "
+        "may pass does so when the Deployment exceeds its progress deadline. Helm, Flux and Config Sync then report a "
+        "failure."
     ),
 }
 
@@ -204,6 +221,12 @@ LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 }
 
+# Failures that may pass when another object arrives or a server is back, although `tune` does not wait for this.
+_PASSING_FAILURES: Final = frozenset({Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND, Reason.MODEL_DOWNLOAD_FAILED})
+
+# Failures that make a service `Stalled` at once. The others do when the Deployment exceeds its progress deadline.
+STALLING_FAILURES: Final = (LASTING_FAILURES - _PASSING_FAILURES) | {Reason.INVALID_SPEC, Reason.ROLLED_BACK}
+
 REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ConditionType.READY: (
         Reason.READY,
@@ -262,4 +285,13 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.TOO_MANY_NAMES,
         Reason.NAME_NOT_ALLOWED,
     ),
+    ConditionType.RECONCILING: (
+        Reason.MODEL_DOWNLOADING,
+        Reason.MODEL_LOADING,
+        Reason.ROLLING_OUT,
+        Reason.PODS_STARTING,
+        Reason.NO_READY_ENDPOINTS,
+        *POD_FAILURES,
+    ),
+    ConditionType.STALLED: (Reason.INVALID_SPEC, Reason.ROLLED_BACK, *POD_FAILURES),
 }

@@ -112,6 +112,8 @@ def _column(name: str, type_: str, json_path: str, priority: int = 0) -> Schema:
     return column | {"priority": priority} if priority else column
 
 
+# kstatus, and so each GitOps tool, then treats a service that the operator has not seen as in progress.
+_UNSEEN_STATUS: Final = {"observedGeneration": -1}
 _AGE: Final = _column("Age", "date", ".metadata.creationTimestamp")
 
 
@@ -121,7 +123,7 @@ def build_schema(resource: type[ApiModel] = InferenceService) -> Schema:
     definitions = schema["$defs"]
     members = {name: member for name, member in schema["properties"].items() if name in ("spec", "status")}
     if "status" in members:
-        members["status"] = {k: v for k, v in members["status"].items() if k != "default"}
+        members["status"] = members["status"] | {"default": _UNSEEN_STATUS}
     rules = schema.get("x-kubernetes-validations")
     return {
         "type": "object",

@@ -193,8 +193,8 @@ class LastFailure(_StatusModel):
 class InferenceServiceStatus(_StatusModel):
     """The observed state. Only Conveyor writes it."""
 
-    observed_generation: Count | None = None
-    """`metadata.generation` that this status is about."""
+    observed_generation: Annotated[int, Field(ge=-1)] | None = None
+    """`metadata.generation` that this status is about; -1 until the operator has seen the service."""
     conditions: Annotated[list[Condition], Field(max_length=16), KeyedBy("type")] = Field(default_factory=list)
     """Conditions of the service."""
     replicas: Count | None = None

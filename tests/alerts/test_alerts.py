@@ -223,7 +223,7 @@ def build_scenes(pages: Pages) -> list[Scene]:
                                      *judged("Ready", "False", "CrashLoop", f"_x30 1x{LENGTH}"),
                                      *(each for each in healthy if each.labels.get("type") != "Ready")],
               {20: [{"alertname": "ConveyorServiceNotReady", **service}]}),
-        Scene("nobody wants an engine", judge(healthy, "Ready", "False", "ScaledToZero"), {150: []}),
+        Scene("nobody wants an engine", judge(healthy, "Ready", "True", "ScaledToZero"), {150: []}),
         Scene(
             "a rollout fails", judge(healthy, "Progressing", "False", "ImagePullFailed"),
             {9: [], **fires("ConveyorRolloutFails", **service)},

@@ -7,7 +7,7 @@ that depends on the engines has this same cause.
 
 from dataclasses import dataclass, replace
 
-from conveyor_api.conditions import SEE_READY, ConditionType, Reason
+from conveyor_api.conditions import SEE_READY, STALLING_FAILURES, ConditionType, Reason
 from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.gap import is_short_gap
 from conveyor_operator.inferenceservice.kinds import POD_KINDS
@@ -47,10 +47,10 @@ class Judged:
 def judge_all(situation: Situation) -> list[Judged]:
     """Return all conditions: `Ready` first, then the others in a fixed order.
 
-    Only `Ready` has the blocker's message, which may be long. The other conditions refer to `Ready`.
+    `Ready`, `Reconciling` and `Stalled` have the blocker's message, which may be long. The others refer to `Ready`.
     """
     parts = [
-        judge_progressing(situation),
+        progressing := judge_progressing(situation),
         judge_model(situation),
         judge_workload(situation),
         judge_endpoint(situation),
@@ -59,7 +59,8 @@ def judge_all(situation: Situation) -> list[Judged]:
     ]
     ready = judge_ready(situation, parts)
     cause = situation.blocker.message if situation.blocker is not None else ""
-    return [ready, *(_refer(part, cause) if cause and cause in ready.message else part for part in parts)]
+    told = [_refer(part, cause) if cause and cause in ready.message else part for part in parts]
+    return [ready, *told, *judge_kstatus(ready, progressing, situation.exceeds_deadline)]
 
 
 def _refer(part: Judged, cause: str) -> Judged:
@@ -69,7 +70,7 @@ def _refer(part: Judged, cause: str) -> Judged:
 def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     """Compute `Ready`. It is true if at least one engine answers and the API server accepts the engines' objects.
 
-    It is also true while an idle service is scaled to zero, or starts from zero without a failure.
+    It is also true while the service is scaled to zero, or starts from zero without a failure.
     It does not mean that all replicas exist or run the current spec: a service that scales, rolls out, or has lost one
     of three pods still answers. If other pods fail, the reason names their problem. After a start or a failure, the
     reason becomes `Ready` only when all desired engines are ready. Later it stays `Ready` during scaling and rollouts.
@@ -80,7 +81,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     if obstacle is not None and not (obstacle.temporary and answers):
         return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return Judged(type, "True" if situation.is_asleep else "False", Reason.SCALED_TO_ZERO, situation.why_none)
+        return Judged(type, "True", Reason.SCALED_TO_ZERO, situation.why_none)
     if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
@@ -202,6 +203,20 @@ def judge_scaling_ready(situation: Situation) -> Judged:
 
 def judge_name(situation: Situation) -> Judged:
     return Judged(ConditionType.NAME_CLAIMED, *judge_claim(situation.name))
+
+
+def judge_kstatus(ready: Judged, progressing: Judged, exceeds_deadline: bool) -> list[Judged]:
+    """Return `Reconciling` or `Stalled`, which kstatus and thus GitOps tools read; nothing if all is well.
+
+    A failure that may pass is `Reconciling` until the Deployment exceeds its progress deadline, as kstatus treats
+    Deployments. exceeds_deadline: whether it has.
+    """
+    rolled_out = progressing.reason == Reason.UP_TO_DATE
+    if rolled_out and ready.is_true:
+        return []
+    cause = ready if rolled_out else progressing
+    stalls = not progressing.is_true and (cause.reason in STALLING_FAILURES or (exceeds_deadline and not rolled_out))
+    return [replace(cause, type=ConditionType.STALLED if stalls else ConditionType.RECONCILING, status="True")]
 
 
 def _blocked(type: ConditionType, blocker: Blocker) -> Judged:

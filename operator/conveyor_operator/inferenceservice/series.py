@@ -1,12 +1,13 @@
 """Reads from an InferenceService what the operator's metrics expose of it. Pure; used by `resource`.
 
-There are at most ten series for a service: one for each condition, and three for replicas.
+There are at most ten series for a service: seven for conditions, and three for replicas. `Reconciling` and `Stalled`
+repeat others, so they have none.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor_api.conditions import ConditionType
+from conveyor_api.conditions import ABNORMAL, ConditionType
 from conveyor_operator.metrics import ServiceState
 
 
@@ -16,7 +17,7 @@ def read_state(body: Mapping[str, Any], status: Mapping[str, Any]) -> ServiceSta
     Leaves out conditions of other types, which a newer operator may have written.
     """
     by_type = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    found = [by_type[type] for type in ConditionType if type in by_type]
+    found = [by_type[type] for type in ConditionType if type in by_type and type not in ABNORMAL]
     counts = {
         "desired": status.get("desiredReplicas"),
         "ready": status.get("readyReplicas"),

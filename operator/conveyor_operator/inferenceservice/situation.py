@@ -215,6 +215,12 @@ class Situation:
         return Blocker(_CONTROLLER_REASONS[reason], message)
 
     @property
+    def exceeds_deadline(self) -> bool:
+        """Whether the pods of the current template were not ready within the Deployment's progress deadline."""
+        blocker = self._controllers_blocker
+        return blocker is not None and blocker.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
+
+    @property
     def _check_failures(self) -> list[PodFailure]:
         """The failures of the Job that tries the new pods' image and configuration. It goes on without a node."""
         pods = self.observed.check_pods if self.checks else ()

@@ -97,12 +97,10 @@ def _describe_places(service: InferenceService, situation: Situation, starting: 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
     """Return the status for an invalid spec. The other fields are kept, because they describe what still runs."""
     sentence = f"{message}. Conveyor changes nothing until the spec is valid; running engines keep running."
-    judged = [
-        Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),
-        Judged(ConditionType.PROGRESSING, "False", Reason.INVALID_SPEC, sentence),
-    ]
+    statuses = {ConditionType.READY: "False", ConditionType.PROGRESSING: "False", ConditionType.STALLED: "True"}
+    judged = [Judged(type, status, Reason.INVALID_SPEC, sentence) for type, status in statuses.items()]
     dated = [c.to_manifest() for c in date_conditions(judged, previous, generation, now)]
-    said = {condition["type"] for condition in dated}
+    said = {*statuses, ConditionType.RECONCILING}
     kept = [c for c in previous.get("conditions") or () if c["type"] not in said]
     return {**previous, "observedGeneration": generation, "conditions": [*dated, *kept]}
 

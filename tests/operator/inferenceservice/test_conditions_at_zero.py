@@ -16,7 +16,7 @@ SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
 
 def test_zero_replicas_are_no_failure() -> None:
     found = judge(make_deployment(0), replicas=0)
-    assert said(found["Ready"]) == ("False", "ScaledToZero")
+    assert said(found["Ready"]) == ("True", "ScaledToZero")
     assert said(found["WorkloadReady"]) == ("True", "ScaledToZero")
     assert said(found["Progressing"]) == ("False", "UpToDate")
 
@@ -78,7 +78,3 @@ def test_an_edit_at_zero_is_reported_as_untried_until_an_engine_has_run_it() -> 
     assert why(edited, "new") == (False, "new")
     assert why(edited, "") == (False, ""), "not known: an engine may have"
     assert why(replace(edited, available_replicas=1, ready_replicas=1), "old") == (False, "new")
-
-
-def test_replicas_of_zero_that_a_user_sets_are_not_ready() -> None:
-    assert said(judge(make_deployment(0), replicas=0)["Ready"]) == ("False", "ScaledToZero")

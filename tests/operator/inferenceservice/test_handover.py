@@ -179,7 +179,7 @@ def test_an_autoscaler_starts_from_one_when_there_were_none(stage: Stage) -> Non
     with stage.operator():
         stage.space.make_service(replicas=0)
         stage.space.wait_children("qwen")
-        stage.space.wait_condition("qwen", "Ready", "False", "ScaledToZero")
+        stage.space.wait_condition("qwen", "Ready", "True", "ScaledToZero")
         stage.space.edit("qwen", replicas=None, autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: hpa(stage))
         wait_until("one replica", lambda: replicas(stage) == 1)

@@ -115,7 +115,9 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
     assert "spec.batching.mode: unknown" in condition(after, "Ready")["message"]
     assert condition(after, "EndpointReady") == condition(before, "EndpointReady")
     assert after["effective"] == before["effective"]
-    assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]}
+    assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]} | {"Stalled"}
+    waiting = build_invalid_status("wrong", 2, status_of(available_replicas=0, asked=1), LATE)
+    assert "Reconciling" not in {c["type"] for c in waiting["conditions"]}
 
 
 def test_the_last_start_is_reported_and_stays_until_the_next_one() -> None:
