@@ -26,6 +26,7 @@ from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample, uniform
 from conveyor_engine.execution.kernels import paged_attention as kernels
+from conveyor_engine.execution.kernels.attention_tiles import choose_tile
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.placement import open_placement
@@ -195,11 +196,11 @@ def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> N
     for decode in (True, False):
         for head_dim, item_bytes in ((8, 4), (64, 2), (80, 2), (64, 4), (256, 2), (256, 4)):
             for group in (1, 2, 7, 16, 20):
-                tile = kernels.tile_shape(decode, head_dim, item_bytes, group)
+                tile = choose_tile(decode, head_dim, item_bytes, group)
                 assert tile.rows >= max(16, group)
                 assert tile.rows.bit_count() == tile.keys.bit_count() == 1
     with pytest.raises(ValueError, match="2048 bytes"):
-        kernels.tile_shape(True, 512, 4, 1)
+        choose_tile(True, 512, 4, 1)
 
 
 def test_a_negative_slot_is_not_written() -> None:
