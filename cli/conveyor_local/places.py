@@ -6,7 +6,8 @@ The run's folder is locked while the run lives. The next run removes the folders
 import fcntl
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -48,19 +49,28 @@ def open_places(cache: Path, volumes: Mapping[str, Path]) -> Places:
     try:
         models.mkdir(parents=True, exist_ok=True)
         runs.mkdir(parents=True, exist_ok=True)
-        _remove_ended(runs)
-        new = runs / f".{state.name}"  # a run that begins meanwhile must not find it without its lock
-        new.mkdir(exist_ok=True)
-        lock = (new / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        new.rename(state)
+        with _locked(runs):  # a run that begins meanwhile must not find this folder without its lock
+            _remove_ended(runs)
+            state.mkdir()
+            lock = (state / _LOCK).open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise RunError(f"cannot write to {error.filename or cache}: {error.strerror}", 1) from error
     return Places(models, state, {name: folder.resolve() for name, folder in volumes.items()}, lock)
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
 def _remove_ended(runs: Path) -> None:
-    for folder in runs.glob("[!.]*"):
+    for folder in runs.iterdir():
         try:
             with (folder / _LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -69,14 +69,14 @@ def test_nothing_is_left_if_the_run_and_an_engine_are_killed_at_once(tmp_path: P
 
 def test_a_second_signal_ends_at_once(run: Running) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        futures = pool.submit(run.chat, tokens=8000, stream=True)
-        run.wait("request", lambda: '"in_flight":1' in _read_demand(run) or futures.done())
+        future = pool.submit(run.chat, tokens=8000, stream=True)
+        run.wait("request", lambda: '"in_flight":1' in _read_demand(run) or future.done())
         processes = run.descendants()
         run.terminate()
         run.wait_for("ending: ")
         run.terminate()
         assert run.wait_ended() == 0
-        futures.exception()
+        future.exception()
     run.wait("the end of all processes", lambda: not any(map(lives, processes)))
 
 
