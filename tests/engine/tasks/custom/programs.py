@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,39 @@ class Mean(Model):
 
 class Nothing:
     """A class that is not a model."""
+
+
+def make_inputs(kind: str, rows: int, length: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(rows * 100 + length)
+    match kind:
+        case "dense":
+            return {"features": torch.randn(rows, 4), "kind": torch.randint(0, 9, (rows,))}
+        case "encoder":
+            mask = torch.arange(length) < torch.randint(1, length + 1, (rows,))[:, None]
+            return {"ids": torch.randint(0, 16, (rows, length)), "mask": mask}
+        case "bag":
+            offsets = torch.arange(rows + 1) * length
+            return {"ids": torch.randint(0, 16, (rows * length,)), "offsets": offsets}
+        case _:
+            return {"pixels": torch.randint(0, 255, (rows, 1, length % 8 + 1, 3), dtype=torch.uint8)}
+
+
+def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | None], **how: Any) -> None:
+    """Copy the archive and apply `change` to each file."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", **how) as new:
+        for entry in old.infolist():
+            if (data := change(entry.filename, old.read(entry))) is not None:
+                new.writestr(entry.filename, data)
+
+
+def edit(name: str, change: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
+    """Return a `change` that edits one JSON file."""
+
+    def apply(path: str, data: bytes) -> bytes:
+        if not path.endswith(name):
+            return data
+        content = json.loads(data)
+        change(content)
+        return json.dumps(content).encode()
+
+    return apply
