@@ -19,8 +19,8 @@ from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.sizes import Sizes
 
 REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # if it is set, the tests run on the CPU
-_FOLDER = "tests/engine"
-_FILES = (
+FOLDER = "tests/engine"
+FILES = (
     "execution/attention/test_8_bit_cache.py",
     "execution/attention/test_triton_backend.py",
     "execution/graphs/test_scored_prompts.py",
@@ -30,15 +30,16 @@ _FILES = (
     "execution/models/test_triton_layers.py",
     "test_on_gpu.py",
 )
-_FILES_OF_TASKS = (
+FILES_OF_TASKS = (
+    "tasks/classify/test_classifiers.py",
     "tasks/custom/test_custom.py",
     "tasks/custom/test_exported.py",
-    "test_classifiers.py",
-    "test_embeddings.py",
-    "test_image_classifiers.py",
-    "test_image_embeddings.py",
-    "test_pictures.py",
-    "test_transcripts.py",
+    "tasks/custom/test_hostile_programs.py",
+    "tasks/embed/test_embeddings.py",
+    "tasks/imageclassify/test_image_classifiers.py",
+    "tasks/embed/test_image_embeddings.py",
+    "tasks/imagegenerate/test_pictures.py",
+    "tasks/transcribe/test_transcripts.py",
 )
 _MESSAGE_LENGTH = 600
 _WORKERS_MAX = 8
@@ -72,14 +73,14 @@ def run(results: Results, sizes: Sizes) -> None:
     if sizes.device == "cpu":
         os.environ[REHEARSES] = "1"
     chosen = ["-k", sizes.chosen_tests] if sizes.chosen_tests else []
-    _run(results, ["-m", "gpu", *chosen, *_paths(_FILES)])
+    _run(results, ["-m", "gpu", *chosen, *_paths(FILES)])
 
 
 def run_tasks(results: Results, sizes: Sizes) -> None:
     """Run the stage `tasks`. Raises RuntimeError if a test fails or none runs."""
     forced = ["-p", "conveyor_bench.gpu.forced_cuda"] if sizes.device == "cuda" else []
     chosen = ["-k", sizes.chosen_tests_of_tasks] if sizes.chosen_tests_of_tasks else []
-    _run(results, ["-m", "not nightly", *forced, *chosen, *_paths(_FILES_OF_TASKS)])
+    _run(results, ["-m", "not nightly", *forced, *chosen, *_paths(FILES_OF_TASKS)])
 
 
 def _run(results: Results, arguments: Sequence[str]) -> None:
@@ -87,7 +88,7 @@ def _run(results: Results, arguments: Sequence[str]) -> None:
     os.chdir(REPOSITORY)
     collector = _Collector(results)
     pytest = importlib.import_module("pytest")  # pytest is not installed with the engine
-    plain = ["-c", f"{_FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", _FOLDER, "-p", "no:cacheprovider"]
+    plain = ["-c", f"{FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", FOLDER, "-p", "no:cacheprovider"]
     pytest.main(["-q", *plain, *_workers(), *arguments], plugins=[collector])
     results.row("tests", **{how: collector.counts[how] for how in ("passed", "failed", "skipped")})
     if collector.counts["failed"] or not collector.counts["passed"]:
@@ -95,7 +96,7 @@ def _run(results: Results, arguments: Sequence[str]) -> None:
 
 
 def _paths(files: Sequence[str]) -> Sequence[str]:
-    return [str(Path(_FOLDER) / file) for file in files]
+    return [str(Path(FOLDER) / file) for file in files]
 
 
 def _workers() -> Sequence[str]:

@@ -10,6 +10,7 @@ import pytest
 from tests.bench.gpu.few_packages import hide_all_but
 
 from conveyor_bench.gpu import suite
+from conveyor_bench.gpu.gpu_tests import FILES, FILES_OF_TASKS, FOLDER
 from conveyor_bench.gpu.results import Results
 from conveyor_bench.gpu.stages import STAGES
 
@@ -60,6 +61,11 @@ def test_the_tests_of_other_tasks_are_rehearsed_where_their_packages_are_install
     (counts,) = [line for line in Results(tmp_path, "tasks").read() if line.get("table") == "tests"]
     assert counts["passed"] >= 2
     assert counts["failed"] == 0
+
+
+@pytest.mark.parametrize("file", FILES + FILES_OF_TASKS)
+def test_the_tests_that_a_gpu_runs_exist(file: str) -> None:
+    assert (Path(__file__).parents[3] / FOLDER / file).is_file()
 
 
 def test_a_stage_ends_at_its_limit_and_the_others_go_on(
