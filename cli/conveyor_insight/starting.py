@@ -9,8 +9,11 @@ def count_starting(facts: Facts) -> int:
     """Return the number of desired pods that are not ready, without those that fail to start."""
     if facts.deployment is None:
         return 0
+    status = facts.service.status
+    if facts.now.timestamp() >= status.starting_until_unix:
+        return 0
     lacking = max(0, facts.deployment.requested_replicas - facts.deployment.ready_replicas)
-    return min(facts.service.status.starting_replicas or 0, lacking)
+    return min(status.starting_replicas or 0, lacking)
 
 
 def describe_starting(facts: Facts) -> str:

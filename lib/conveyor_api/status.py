@@ -4,6 +4,8 @@ Unknown fields are ignored, because the status of a newer operator may remain af
 `text.clip` shortens longer ones before they are sent.
 """
 
+import math
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -204,6 +206,8 @@ class InferenceServiceStatus(_StatusModel):
     starting_replicas: Count | None = None
     """Pods that are expected to be ready soon: not ready, without a failure, and with a running container or younger
     than `effective.scaleUpPeriod`. The autoscaler's metrics leave out the requests for which they have places."""
+    starting_until: Time | None = None
+    """When `startingReplicas` counts as 0, unless the operator has extended this time. It does so while pods start."""
     updated_replicas: Count | None = None
     """Pods of the current spec."""
     desired_replicas: Count | None = None
@@ -228,6 +232,11 @@ class InferenceServiceStatus(_StatusModel):
     """The latest start of an engine pod, part by part."""
     last_failure: LastFailure | None = None
     """The latest failure of an engine pod."""
+
+    @property
+    def starting_until_unix(self) -> float:
+        """`startingUntil` in seconds; infinite without it, as in the status of an earlier release."""
+        return datetime.fromisoformat(self.starting_until).timestamp() if self.starting_until else math.inf
 
     def find_message(self, condition: Condition) -> str:
         """Return the condition's message, or that of `Ready` if the condition refers to it."""

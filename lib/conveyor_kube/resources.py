@@ -57,6 +57,7 @@ class _ServiceStatus(TypedDict):
     model: NotRequired[Any]
     desiredReplicas: NotRequired[Any]
     startingReplicas: NotRequired[Any]
+    startingUntil: NotRequired[Any]
 
 
 class ServiceBody(TypedDict):

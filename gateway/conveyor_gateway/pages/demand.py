@@ -8,6 +8,7 @@ engines for their backlog and for how many requests they run at once. These numb
 gateways, so they are listed for each engine.
 """
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -74,4 +75,5 @@ def _build(service: Service, queue: ServiceQueue) -> ServiceDemand:
 def _count_replicas(service: Service, ready: int) -> Replicas:
     """Return the replicas. The operator's status may be older than the list of ready engines, which bounds it."""
     desired = service.desired_replicas or 0
-    return Replicas(ready, min(service.starting_replicas, max(0, desired - ready)), desired)
+    starting = service.starting_replicas if time.time() < service.starting_until_unix else 0
+    return Replicas(ready, min(starting, max(0, desired - ready)), desired)

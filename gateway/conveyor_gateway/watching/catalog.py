@@ -7,6 +7,7 @@ while it has no engines.
 This module parses InferenceServices, and `slices` parses EndpointSlices. Neither module knows how objects are fetched.
 """
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Service:
     is_rolling_out: bool = False  # engines of the current spec are still to come
     desired_replicas: int | None = None  # None: not known yet
     starting_replicas: int = 0  # pods that are not ready and do not fail
+    starting_until_unix: float = math.inf  # when this number lapses
     targets: Targets | None = None  # of Conveyor's autoscaler
 
     @property
@@ -113,6 +115,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         is_rolling_out=_find_rollout(resource),
         desired_replicas=resource.status.desired_replicas,
         starting_replicas=resource.status.starting_replicas or 0,
+        starting_until_unix=resource.status.starting_until_unix,
         targets=_find_targets(resource.settled_spec),
     )
 

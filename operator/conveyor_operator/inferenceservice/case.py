@@ -143,5 +143,6 @@ class ServiceCase:
             applied,
             starts.last if starts else None,
             self._desired.starting_replicas,
+            self._desired.starting_until,
         )
         return build_status(self._service, situation, written, self._previous, now)

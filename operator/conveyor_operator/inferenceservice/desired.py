@@ -34,7 +34,7 @@ from conveyor_operator.inferenceservice.manifests.services import (
 from conveyor_operator.inferenceservice.observed import ClaimModes, DeploymentState, Observed
 from conveyor_operator.inferenceservice.rollback import Verdict, find_rolled_back, judge_rollout
 from conveyor_operator.inferenceservice.rollout import Rollout, plan_rollout
-from conveyor_operator.inferenceservice.starting import count_starting, find_next_end
+from conveyor_operator.inferenceservice.starting import count_starting, find_lapse, find_next_end
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
 from conveyor_operator.loop.child import hash_of
@@ -65,6 +65,8 @@ class Desired:
     """When the desired children or the status may change without an event; None if they do not."""
     starting_replicas: int = 0
     """Pods that are expected to be ready soon."""
+    starting_until: datetime | None = None
+    """When this number lapses, unless the operator writes another time."""
 
 
 def build_owner(namespace: str, name: str, uid: str) -> Owner:
@@ -169,6 +171,7 @@ def build_desired(
         verdict,
         min((at for at in times if at and at > now), default=None),
         count_starting(observed.pods, _count_ready(observed), period_seconds, now),
+        find_lapse(observed.pods, period_seconds, now),
     )
 
 

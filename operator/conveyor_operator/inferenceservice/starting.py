@@ -4,6 +4,7 @@ The metrics server leaves out the requests for which these pods have places
 (docs/adr/0129-starting-engines-have-places.md). A pod that fails has none, or it would hold up scaling for ever.
 """
 
+import math
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -32,9 +33,22 @@ def _is_healthy(pod: PodState, period_seconds: int, now: datetime) -> bool:
     return _may_start(pod) and (_runs(pod) or _find_end(pod, period_seconds) > now)
 
 
+def find_lapse(pods: Iterable[PodState], period_seconds: int, now: datetime) -> datetime | None:
+    """Return until when gateways may use the count; None without a pod that starts.
+
+    While the operator is down, nobody sees that a pod has failed. Then its places last until this time at most.
+    """
+    counted = (pod for pod in pods if _may_start(pod) and _is_healthy(pod, period_seconds, now))
+    return max((_find_lapse(pod, period_seconds, now) for pod in counted), default=None)
+
+
 def find_next_end(pods: Iterable[PodState], period_seconds: int, now: datetime) -> datetime | None:
-    """Return when the first of the counted pods no longer counts, if nothing happens until then."""
-    ends = (_find_end(pod, period_seconds) for pod in pods if _may_start(pod) and not _runs(pod))
+    """Return when the first of the counted pods no longer counts, or the lapse of the count has to be extended.
+
+    The lapse is extended half a period before it, so that the gateways see the new one in time.
+    """
+    lapses = ((_runs(pod), _find_lapse(pod, period_seconds, now)) for pod in pods if _may_start(pod))
+    ends = (lapse - timedelta(seconds=period_seconds / 2) if runs else lapse for runs, lapse in lapses)
     return min((end for end in ends if end > now), default=None)
 
 
@@ -51,6 +65,14 @@ def _runs(pod: PodState) -> bool:
 
 def _find_end(pod: PodState, period_seconds: int) -> datetime:
     return datetime.fromisoformat(pod.created_at) + timedelta(seconds=period_seconds)
+
+
+def _find_lapse(pod: PodState, period_seconds: int, now: datetime) -> datetime:
+    """Return the pod's end. If a container runs: a multiple of the period, between a half and one and a half later."""
+    if not _runs(pod):
+        return _find_end(pod, period_seconds)
+    created, period = datetime.fromisoformat(pod.created_at), timedelta(seconds=period_seconds)
+    return created + period * (math.floor((now - created) / period + 0.5) + 1)
 
 
 def describe_places(starting: int, batch_size: int) -> str:

@@ -41,6 +41,7 @@ class Written:
     children_hash: str = ""
     last_start: PodStart | None = None
     starting_replicas: int = 0
+    starting_until: datetime | None = None
 
 
 def build_status(
@@ -56,6 +57,7 @@ def build_status(
         replicas=deployment.replicas,
         ready_replicas=deployment.ready_replicas,
         starting_replicas=written.starting_replicas,
+        starting_until=_find_lapse(written),
         updated_replicas=0 if situation.rolled_back or situation.keeps_template else deployment.updated_replicas,
         desired_replicas=deployment.requested_replicas,
         selector=names.pod_selector_string(service.name),
@@ -83,6 +85,10 @@ def build_status(
         now,
     )
     return result | {"lastFailure": failure} if failure else result
+
+
+def _find_lapse(written: Written) -> str | None:
+    return format_time(written.starting_until) if written.starting_replicas and written.starting_until else None
 
 
 def _describe_places(service: InferenceService, situation: Situation, starting: int) -> str:

@@ -1,7 +1,7 @@
 """Tests the explanation of each situation. `test_explained_service` compares the decisions with the controller's."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -229,6 +229,13 @@ def test_the_places_of_starting_engines_are_reported(
     assert told in " ".join(found.sentences)
     assert f"{asked} current, {ready} ready, {found.starting} starting" in build_text(found)
     assert build_json(found)["replicas"]["starting"] == min(starting, asked - ready)
+
+
+def test_places_whose_time_is_over_are_not_reported() -> None:
+    facts = make_facts(30, 0, asked=3, deployment=make_deployment(3, ready_replicas=1))
+    over = (facts.now - timedelta(seconds=1)).isoformat()
+    status = facts.service.status.model_copy(update={"starting_replicas": 2, "starting_until": over})
+    assert explain(replace(facts, service=facts.service.model_copy(update={"status": status}))).starting == 0
 
 
 def test_a_pod_that_fails_has_no_places() -> None:

@@ -69,7 +69,8 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
     starting = {"type": "Progressing", "status": "True", "reason": "StartingFromZero", "lastTransitionTime": CREATED}
     failing = {"type": "Ready", "status": "False", "reason": "ModelNotFound", "lastTransitionTime": CREATED}
     full["metadata"]["generation"] = 3
-    status = {"desiredReplicas": 0, "startingReplicas": 1, "observedGeneration": 3, "conditions": [starting, failing]}
+    status = {"desiredReplicas": 0, "startingReplicas": 1, "startingUntil": CREATED}
+    status |= {"observedGeneration": 3, "conditions": [starting, failing]}
     full["status"] = {**full.get("status", {}), **status}
     bare["metadata"] |= {"namespace": "other"}
     bare["status"] = {"observedGeneration": 0}

@@ -1,9 +1,13 @@
 """Tests which pods are expected to be ready soon, so that requests are left to them."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.gateway.process import GatewayProcess
 from tests.operator.kubelet import (
+    Kubelet,
     crashed,
     fetch_failed,
     image_pull_failed,
@@ -13,9 +17,11 @@ from tests.operator.kubelet import (
     running,
     unschedulable,
 )
+from tests.operator.stage import Stage, wait_until
 
+from conveyor_operator.inferenceservice import starts
 from conveyor_operator.inferenceservice.pods import PodState, observe_pod
-from conveyor_operator.inferenceservice.starting import count_starting, describe_places, find_next_end
+from conveyor_operator.inferenceservice.starting import count_starting, describe_places, find_lapse, find_next_end
 
 CREATED = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 PERIOD_SECONDS = 420
@@ -62,6 +68,30 @@ def test_a_pod_that_fails_does_not_start(status: dict[str, object]) -> None:
     assert find_next_end([observe(status)], PERIOD_SECONDS, CREATED) is None
 
 
+@pytest.mark.parametrize(
+    ("status", "seconds", "lapse", "next_look"),
+    [
+        ({}, 1, 1, 1),
+        (running({}, ready=False), 1, 1, 0.5),
+        (running({}, ready=False), PERIOD_SECONDS * 0.49, 1, 0.5),
+        (running({}, ready=False), PERIOD_SECONDS * 0.5, 2, 1.5),
+        (running({}, ready=False), PERIOD_SECONDS * 10.7, 12, 11.5),
+    ],
+)
+def test_the_count_lapses_within_one_and_a_half_periods_unless_it_is_extended(
+    status: dict[str, object], seconds: float, lapse: float, next_look: float
+) -> None:
+    """While the operator is down, nobody sees that a pod has failed. lapse and next_look: in periods."""
+    pods, now = [observe(status)], CREATED + timedelta(seconds=seconds)
+    assert find_lapse(pods, PERIOD_SECONDS, now) == CREATED + timedelta(seconds=PERIOD_SECONDS * lapse)
+    assert find_next_end(pods, PERIOD_SECONDS, now) == CREATED + timedelta(seconds=PERIOD_SECONDS * next_look)
+
+
+def test_pods_that_do_not_start_have_no_lapse() -> None:
+    pods = [observe(ready({})), observe(crashed({}, 1, "Traceback"))]
+    assert find_lapse(pods, PERIOD_SECONDS, CREATED) is None
+
+
 def test_a_pod_that_became_ready_counts_until_the_deployment_has_it() -> None:
     """The Deployment's status follows the EndpointSlice, so the gateways see the engine before its places are gone."""
     pods, now = [observe(ready({})), observe(running({}, ready=False))], CREATED
@@ -77,3 +107,31 @@ def test_places_are_reported_in_words() -> None:
     assert describe_places(1, 4) == "1 starting engine has 4 places"
     assert describe_places(3, 4) == "3 starting engines have 12 places"
     assert describe_places(1, 1) == "1 starting engine has 1 place"
+
+
+def test_pods_that_fail_while_the_operator_is_down_lose_their_places(
+    stage: Stage, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "UNKNOWN_START_SECONDS", 0)
+    monkeypatch.setattr(starts, "_STEP_SECONDS", 4)
+    space, key = stage.space, f"{stage.space.namespace}/qwen"
+
+    def status() -> dict[str, Any]:
+        return dict(space.need("InferenceService", "qwen")["status"])
+
+    def count_places(gateway: GatewayProcess) -> int:
+        return int((gateway.demand(key) or {}).get("replicas", {}).get("starting", 0))
+
+    with (
+        GatewayProcess(kubeconfig, "--watch-namespaces", space.namespace) as gateway,
+        Kubelet(space, lambda pod: running(pod, ready=False), addresses=False) as kubelet,
+    ):
+        with stage.operator():
+            space.make_service(replicas=2, queue={"timeout": "1s"})
+            wait_until("two starting engines", lambda: count_places(gateway) == 2)
+            first = status()["startingUntil"]
+            wait_until("a later time", lambda: status()["startingUntil"] > first)
+            assert count_places(gateway) == 2
+        kubelet.decide = lambda pod: crashed(pod, 1, "Traceback")
+        wait_until("no places", lambda: count_places(gateway) == 0, 40)
+        assert status()["startingReplicas"] == 2
