@@ -242,9 +242,9 @@ def test_the_removal_of_the_only_engine_is_reported_with_its_claim(stage: Stage)
         assert held_message.endswith(f"{why}; rollout: {{maxSurge: 1, maxUnavailable: 0}} changes this")
         node.decide = kubelet.with_checks(kubelet.ready)
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        held_message = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
-        assert held_message, "Progressing and Ready each have one"
-        assert all(message.startswith("0 of ") and why in message for message in held_message), held_message
+        messages = [each["message"] for each in stage.space.list("Event") if each["reason"] == "RollingOut"]
+        assert messages[0].startswith("0 of "), "before the new pod existed"
+        assert all(why in message for message in messages), messages
 
 
 def test_claims_are_read_when_pods_change_and_at_no_other_time(stage: Stage) -> None:
