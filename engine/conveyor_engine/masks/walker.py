@@ -9,9 +9,9 @@ import resource
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from queue import SimpleQueue
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -44,14 +44,22 @@ _READ_BYTES: Final = 2**20
 class _Answer:
     """The state of one answer."""
 
-    def __init__(self, slot: int, grammar: str, ticket: int) -> None:
+    def __init__(self, slot: int, grammar: str) -> None:
         self.slot = slot
         self.grammar = grammar
-        self.ticket = ticket
         self.matcher: LLMatcher | None = None
         self.num_masks = 0
         self.seconds = 0.0  # processor time of its masks
         self.is_costly = False
+        self.num_in_slow_lane = 0  # its jobs there; later tokens must not overtake them
+
+
+class _Job(NamedTuple):
+    """Tokens that an answer accepts, and the ticket of the mask after them."""
+
+    answer: _Answer
+    ticket: int
+    tokens: list[int]
 
 
 class Walker:
@@ -64,7 +72,7 @@ class Walker:
         self._answers: dict[int, _Answer] = {}  # by slot
         self._compiled: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()  # the most recently used last
         self._lock = threading.Lock()  # for sending, and for what both lanes change
-        self._costly: SimpleQueue[tuple[_Answer, list[int]] | Compile] = SimpleQueue()
+        self._costly: SimpleQueue[_Job | Compile] = SimpleQueue()
 
     def run(self) -> None:
         """Run until the socket closes."""
@@ -73,37 +81,41 @@ class Walker:
         threading.Thread(target=self._run_slow_lane, name="slow-lane", daemon=True).start()
         frames = FrameReader()
         while data := self._connection.recv(_READ_BYTES):
-            work: deque[tuple[_Answer, list[int]]] = deque()
+            work: list[_Job] = []
             for payload in frames.feed(data):
                 self._handle(to_walker_decoder.decode(payload), work)
-            for answer, tokens in work:
-                self._advance(_QUICK, answer, tokens)
+            for job in work:
+                self._advance(_QUICK, job)
 
     def _warm_up(self) -> None:
         """Follow a small grammar in this thread, so that the first answer does not pay for new pages of memory."""
         matcher = compile_grammar(self._tokenizer, build_grammar("json", {"type": "object"}, "").text)
         matcher.compute_bitmask()
 
-    def _handle(self, message: ToWalker, work: deque[tuple[_Answer, list[int]]]) -> None:
+    def _handle(self, message: ToWalker, work: list[_Job]) -> None:
         match message:
             case Compile():
                 self._costly.put(message)
             case Open(slot, ticket, grammar, tokens):
-                answer = self._answers[slot] = _Answer(slot, grammar, ticket)
-                if len(tokens) > _REPLAYED_MAX or grammar not in self._compiled:
-                    self._costly.put((answer, tokens))
-                else:
-                    work.append((answer, tokens))
+                answer = self._answers[slot] = _Answer(slot, grammar)
+                is_slow = len(tokens) > _REPLAYED_MAX or grammar not in self._compiled
+                self._queue(_Job(answer, ticket, tokens), work, is_slow=is_slow)
             case Accept(tokens):
                 for slot, ticket, token_id in tokens:
                     if (known := self._answers.get(slot)) is not None:
-                        known.ticket = ticket
-                        if known.is_costly:
-                            self._costly.put((known, [token_id]))
-                        else:
-                            work.append((known, [token_id]))
+                        self._queue(_Job(known, ticket, [token_id]), work, is_slow=known.is_costly)
             case Close(slot):
                 self._answers.pop(slot, None)
+
+    def _queue(self, job: _Job, work: list[_Job], *, is_slow: bool) -> None:
+        """Append the job to `work`; to the slow lane if it is slow, or if the answer has jobs there."""
+        with self._lock:
+            is_slow = is_slow or job.answer.num_in_slow_lane > 0
+            job.answer.num_in_slow_lane += is_slow
+        if is_slow:
+            self._costly.put(job)
+        else:
+            work.append(job)
 
     def _run_slow_lane(self) -> None:
         self._warm_up()
@@ -115,7 +127,9 @@ class Walker:
                 self._board.begin_work(_SLOW, 0)
                 self._send(Compiled(job.number))
             else:
-                self._advance(_SLOW, *job)
+                self._advance(_SLOW, job)
+                with self._lock:
+                    job.answer.num_in_slow_lane -= 1
 
     def _compile(self, grammar: str, num_bytes: int) -> LLMatcher:
         with self._lock:
@@ -133,11 +147,11 @@ class Walker:
         num_bytes = sum(num_bytes for _, num_bytes in self._compiled.values())
         return len(self._compiled) > limits.CACHED or num_bytes > limits.CACHED_BYTES
 
-    def _advance(self, lane: int, answer: _Answer, tokens: list[int]) -> None:
+    def _advance(self, lane: int, job: _Job) -> None:
         """Append the tokens to the answer, build its mask, and publish the result."""
+        answer, ticket, tokens = job
         if self._answers.get(answer.slot) is not answer:
             return  # closed meanwhile
-        ticket = answer.ticket
         self._board.begin_work(lane, ticket)
         if answer.matcher is None:
             answer.matcher = self._compile(answer.grammar, 0).deep_copy()
@@ -148,17 +162,16 @@ class Walker:
         mask = b"" if is_complete else matcher.compute_bitmask()[: self._board.mask_bytes]
         seconds = time.thread_time() - began
         self._board.begin_work(lane, 0)
-        self._publish(answer, ticket, Status.COMPLETE if is_complete else Status.MASK, mask, seconds, len(tokens))
+        self._publish(job, Status.COMPLETE if is_complete else Status.MASK, mask, seconds)
 
-    def _publish(
-        self, answer: _Answer, ticket: int, status: Status, mask: bytes, seconds: float, num_tokens: int
-    ) -> None:
+    def _publish(self, job: _Job, status: Status, mask: bytes, seconds: float) -> None:
+        answer, ticket, tokens = job
         assert answer.matcher is not None
         counts = answer.num_masks > 0  # the first mask has been tried or paid for, and touches new pages of memory
         if counts:
             answer.is_costly = answer.is_costly or seconds > _COSTLY_SECONDS
             answer.seconds += seconds
-        answer.num_masks += max(1, num_tokens)
+        answer.num_masks += max(1, len(tokens))
         with self._lock:
             if self._answers.get(answer.slot) is not answer:
                 return

@@ -103,7 +103,8 @@ class Client:
 
     @property
     def walker(self) -> int:
-        """The pid of the walker."""
+        """The pid of the walker, once the last one has started."""
+        self.wait(lambda: self.masks._supervisor.has_walker and Path(f"/proc/{self.masks.walker_pid}").exists())
         return self.masks.walker_pid
 
 
@@ -216,6 +217,21 @@ def test_answers_go_on_behind_the_death_of_a_process(client: Client, who: str) -
     assert answer.failure is None
     assert answer.build_mask() == mask
     assert client.judge(build_grammar("regex", f"[ef]+{who}", "form").text) == Verdict("")
+    answer.close()
+
+
+def test_an_answer_keeps_the_order_of_its_tokens_when_walkers_die(client: Client) -> None:
+    """A new walker opens the answer with all tokens, and at once gets the token that follows them."""
+    text = "abcabdabe"
+    answer = client.open(build_grammar("choice", [text, f"{text}f"], "form").text)
+    for letter in text:
+        dead = client.walker
+        os.kill(dead, signal.SIGKILL)
+        client.wait(lambda dead=dead: not Path(f"/proc/{dead}").exists())  # type: ignore[misc]
+        assert tokens_of(answer.build_mask()) == [TOKENS[letter]]
+        client.accept(answer, TOKENS[letter])
+        assert answer.failure is None
+    assert tokens_of(answer.build_mask()) == [END_ID, TOKENS["f"]]
     answer.close()
 
 
