@@ -38,7 +38,7 @@ def explain(release: Release) -> str:
 def test_a_rollback_brings_the_earlier_deployments_and_definition(release: Release, tmp_path: Path) -> None:
     newer = shutil.copytree(CHART, tmp_path / "newer")
     crd = newer / "templates" / "crd.yaml"
-    crd.write_text(crd.read_text().replace("    - infsvc\n", "    - infsvc\n    - newer\n"))
+    crd.write_text(crd.read_text().replace("[infsvc]", "[infsvc, newer]"))
     release.upgrade("gateway.replicas=3")
     release.upgrade("gateway.replicas=4", chart=newer)
     assert short_names(release) == ["infsvc", "newer"]
@@ -77,7 +77,7 @@ def test_one_value_is_changed_and_the_others_are_kept(release: Release) -> None:
 
 def test_a_definition_that_was_changed_by_hand_stops_an_upgrade_until_helm_owns_it_again(release: Release) -> None:
     release.upgrade()
-    edited = f"sed 's/- infsvc/- byhand/' crds/{CRD_NAME}.yaml"
+    edited = f"sed 's/infsvc/byhand/' crds/{CRD_NAME}.yaml"
     release.shell(f"{edited} | kubectl apply --server-side --force-conflicts -f -")
     with pytest.raises(HelmFailed, match="conflict"):
         release.upgrade()

@@ -99,11 +99,12 @@ OWN: dict[str, Json] = {
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "rootModels": "All",
         "drainTimeoutSeconds": 30,
-        "service": {"type": "NodePort"},
+        "service": {"spec": {"externalTrafficPolicy": "Local"}},
     },
     "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
 }
 WHOLE: Json = {
+    "global": {"imageRegistry": "registry.example.com"},
     "imageRegistry": "registry.example.com",
     "image": {"tag": "v9"},
     "imagePullSecrets": [{"name": "registry"}],
@@ -114,6 +115,8 @@ WHOLE: Json = {
     "clusterDomain": "example.org",
     "watchNamespaces": ["team-a"],
     "userRoles": {"create": False},
+    "priorityClass": {"create": False},
+    "test": {"enabled": False},
     "admissionPolicy": {"create": False},
     "networkPolicies": {"create": False},
     "podMonitors": {"create": True},
@@ -176,10 +179,12 @@ def test_the_api_server_takes_all_of_it_at_once(api: Api) -> None:
         "type": "LoadBalancer",
         "loadBalancerClass": "example.com/internal",
         "loadBalancerSourceRanges": ["203.0.113.0/24"],
+        "spec": {"externalTrafficPolicy": "Local", "trafficDistribution": "PreferClose"},
     }
     values["gateway"]["service"] = service
     objects = render_json(commonLabels={"cost-center": "42"}, **values)
-    assert service.items() <= find(objects, "Service", names.GATEWAY_SERVICE)["spec"].items()
+    flat = {key: value for key, value in service.items() if key != "spec"} | service["spec"]
+    assert flat.items() <= find(objects, "Service", names.GATEWAY_SERVICE)["spec"].items()
     dry_run(api, objects)
 
 
@@ -263,6 +268,26 @@ def test_an_account_is_made_or_another_one_gets_its_rights(process: str, create:
     subjects = [subject for item in objects for subject in item.get("subjects", ())]
     assert f"conveyor-{process}" not in {subject["name"] for subject in subjects}
     assert "given" in {subject["name"] for subject in subjects}
+
+
+def test_pods_run_on_linux_with_a_class_of_their_own_and_reserve_disk(rendered: list[Json]) -> None:
+    """So a full disk evicts them after the pods that have no class (docs/adr/0157)."""
+    made = find(rendered, "PriorityClass", "conveyor")
+    assert made["preemptionPolicy"] == "Never"
+    for spec in pods_of(rendered).values():
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert spec["priorityClassName"] == made["metadata"]["name"]
+        assert spec["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "64Mi"
+    without = render_json(priorityClass={"create": False})
+    assert "PriorityClass" not in {item["kind"] for item in without}
+    assert not any("priorityClassName" in spec for spec in pods_of(without).values())
+
+
+def test_only_pods_that_ask_for_a_token_get_one(rendered: list[Json]) -> None:
+    accounts = [item for item in rendered if item["kind"] == "ServiceAccount" and "conveyor-test" not in str(item)]
+    assert len(accounts) == 3
+    assert not any(account["automountServiceAccountToken"] for account in accounts)
+    assert all(spec["automountServiceAccountToken"] for spec in pods_of(rendered).values())
 
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"

@@ -77,9 +77,11 @@ def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json]
 
 
 def create_pod(api: Api, name: str, spec: Json) -> None:
-    """Create the pod as a dry run in a namespace that enforces the level."""
+    """Create the pod as a dry run in a namespace that enforces the level. The chart's PriorityClass is not there."""
     pods = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?dryRun=All"
-    api.create(pods, {"metadata": {"name": name}, "spec": {**spec, "serviceAccountName": "default"}})
+    api.create(
+        pods, {"metadata": {"name": name}, "spec": {**spec, "serviceAccountName": "default", "priorityClassName": ""}}
+    )
 
 
 def test_no_control_container_can_write_to_its_image(rendered: list[Json]) -> None:

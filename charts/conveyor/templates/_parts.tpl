@@ -58,13 +58,17 @@ annotations: {{- toYaml (merge dict (.annotations | default dict) $own.podAnnota
 {{- $context = merge $context (dict "runAsUser" (int64 .) "runAsGroup" (int64 .)) -}}
 {{- end -}}
 serviceAccountName: {{ .account | default (include "conveyor.accountName" .) }}
+automountServiceAccountToken: true
 # Or Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT, which is a setting.
 enableServiceLinks: false
 securityContext: {{- toYaml (mergeOverwrite $context $own.podSecurityContext) | nindent 2 }}
-{{- with .root.Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- with .root.Values.imagePullSecrets | default .root.Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ if kindIs "map" . }}{{ .name | quote }}{{ else }}{{ . | quote }}{{ end }}}
+  {{- end }}
 {{- end }}
-{{- with $own.priorityClassName }}
+{{- with $own.priorityClassName | default (.root.Values.priorityClass.create | ternary (include "conveyor.priorityClass" .) "") }}
 priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $own.nodeSelector }}
@@ -106,9 +110,14 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{/* The name of the release's PriorityClass. */}}
+{{- define "conveyor.priorityClass" -}}
+conveyor{{ if ne .root.Release.Namespace "conveyor-system" }}-{{ .root.Release.Namespace }}{{ end }}
+{{- end }}
+
 {{/* An image by its digest or else its tag: include "conveyor.image" (dict "root" $ "image" .Values.image) */}}
 {{- define "conveyor.image" -}}
-{{- with .root.Values.imageRegistry }}{{ . }}/{{ end -}}
+{{- with .root.Values.imageRegistry | default .root.Values.global.imageRegistry }}{{ . }}/{{ end -}}
 {{- .image.repository -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end }}
@@ -156,6 +165,8 @@ metadata:
   {{- with $account.annotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
+# Only the chart's pods, which ask for the token, get it.
+automountServiceAccountToken: false
 {{- end }}
 {{- end }}
 
@@ -165,20 +176,35 @@ conveyor-{{ .process }}
 {{- if ne .root.Release.Namespace "conveyor-system" }}-{{ .root.Release.Namespace }}{{ end }}
 {{- end }}
 
-{{/* Grants that ClusterRole in the watched namespaces, or everywhere. */}}
-{{- define "conveyor.binding" -}}
-{{- $reference := dict "apiGroup" "rbac.authorization.k8s.io" "kind" "ClusterRole" "name" (include "conveyor.clusterRole" .) }}
+{{/*
+A process's rights for InferenceServices, which "rules" lists: Roles in the watched namespaces, or one ClusterRole. With
+Roles, nobody needs rights for the whole cluster to install a release.
+*/}}
+{{- define "conveyor.rights" -}}
 {{- range .root.Values.watchNamespaces | default (list "") }}
+{{- $prefix := . | empty | ternary "Cluster" "" }}
+{{- $name := printf "%s%s" (include "conveyor.clusterRole" $) (. | empty | ternary "" "-services") }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: {{ . | empty | ternary "ClusterRoleBinding" "RoleBinding" }}
+kind: {{ $prefix }}Role
 metadata:
-  name: {{ include "conveyor.clusterRole" $ }}
+  name: {{ $name }}
   {{- with . }}
   namespace: {{ . }}
   {{- end }}
   labels: {{- include "conveyor.labels" $ | nindent 4 }}
-roleRef: {{- toYaml $reference | nindent 2 }}
+rules:
+  {{- $.rules | trim | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $prefix }}RoleBinding
+metadata:
+  name: {{ $name }}
+  {{- with . }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "conveyor.labels" $ | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $prefix }}Role, name: {{ $name }}}
 subjects:
   - {{ include "conveyor.subject" $ }}
 {{- end }}
