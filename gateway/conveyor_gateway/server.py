@@ -20,6 +20,7 @@ import signal
 from collections.abc import Awaitable
 
 from conveyor_api.served_name import root_name
+from conveyor_gateway.admission.doubtful import DoubtfulEngines
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
@@ -75,6 +76,7 @@ class Server:
             metrics.drop_service,
             metrics.drop_class,
         )
+        self._doubtful = DoubtfulEngines(catalog.slices, queues, ledger)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
             source.states,
@@ -140,6 +142,7 @@ class Server:
                     tasks.create_task(self._log_staleness()),
                     tasks.create_task(self._check_public_port()),
                     tasks.create_task(self._freeze_listed()),
+                    tasks.create_task(self._doubtful.look_for_ever()),
                 ]
                 await stop.wait()
                 await self._drain(end_now)

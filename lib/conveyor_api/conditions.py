@@ -114,6 +114,7 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
+    NODE_LOST = "NodeLost"
     ROLLED_BACK = "RolledBack"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     # Scaling does not work.
@@ -174,6 +175,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.UNSCHEDULABLE: "No node can run the pod, for a reason other than GPUs.",
     Reason.PODS_REFUSED: "Pods cannot be created, for example because of a quota.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "The pods did not become ready in time.",
+    Reason.NODE_LOST: "The node of the engines has stopped reporting. The gateway asks the engines whether they "
+    "answer, and sends requests to those that do.",
     Reason.ROLLED_BACK: "The rollout failed and left too few engines, so the pods of the former spec were "
     "restored; the message has the cause.",
     Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; the replicas do not change.",
@@ -206,6 +209,7 @@ POD_FAILURES: Final = (
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
     Reason.PODS_REFUSED,
+    Reason.NODE_LOST,
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 
@@ -218,6 +222,7 @@ LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
     Reason.CRASH_LOOP,
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
+    Reason.NODE_LOST,
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 }
 

@@ -92,6 +92,7 @@ class _Endpoint(TypedDict):
 
 
 class _Target(TypedDict):
+    name: NotRequired[str | None]
     uid: NotRequired[str | None]
 
 

@@ -1,4 +1,7 @@
-"""The headers that gateway and engine both read: a request's id, timeout, level, place and usage. Pure."""
+"""The headers that gateway and engine both read: a request's id, timeout, level, place and usage, and the engine's pod.
+
+Pure.
+"""
 
 import math
 import random
@@ -32,6 +35,8 @@ UNKNOWN_MODEL_HEADER: Final = "X-Engine-Unknown-Model"
 # If the client has left, the gateway gets the report with `GET /usage?key=`.
 USAGE_HEADER: Final = "X-Engine-Usage"
 USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
+# In the answer to a probe: the host name of the engine, which in a cluster is the name of its pod.
+POD_HEADER: Final = "X-Engine-Pod"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -39,6 +44,11 @@ _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 def choose_request_id(given: str) -> str:
     """Return the client's id if it can be logged and forwarded unchanged, otherwise a new one, which is no secret."""
     return given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+
+
+def find_host_name(pod: str) -> str:
+    """Return the host name of a pod, which the kubelet cuts to the length of a DNS label."""
+    return pod[:63].rstrip("-.")
 
 
 def parse_timeout_seconds(text: str) -> float:

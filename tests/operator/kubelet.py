@@ -96,6 +96,13 @@ def running(pod: Json, *, ready: bool, found: str = "") -> Json:
     }
 
 
+def node_lost(pod: Json) -> Json:
+    """Build the status of a pod that was ready, as the node's controller leaves it when the node stops reporting."""
+    status = ready(pod)
+    next(c for c in status["conditions"] if c["type"] == "Ready")["status"] = "False"
+    return status
+
+
 def fetch_failed(pod: Json, reason: str, message: str) -> Json:
     """Build a status: the fetch ended with a termination message and will be retried."""
     message_text = json.dumps({"reason": reason, "message": message})

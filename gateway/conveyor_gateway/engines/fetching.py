@@ -27,6 +27,7 @@ from conveyor_gateway.engines.headers import choose_content_type
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
+from conveyor_protocol.request_headers import POD_HEADER
 
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
@@ -42,6 +43,7 @@ class EnginePage:
     status: int
     content_type: str  # one of the types that clients may get
     body: bytes
+    pod: str = ""  # the host name that the engine reports
 
 
 async def fetch_loads(hold: Hold, addresses: Collection[str], timeout_seconds: float) -> dict[str, ReportedLoad]:
@@ -182,4 +184,5 @@ async def _fetch(
             body = await read_answer(response.content, max_bytes, hold.reserve)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
-    return EnginePage(response.status, choose_content_type(response.headers.get("Content-Type", "")), bytes(body))
+    content_type = choose_content_type(response.headers.get("Content-Type", ""))
+    return EnginePage(response.status, content_type, bytes(body), response.headers.get(POD_HEADER, ""))

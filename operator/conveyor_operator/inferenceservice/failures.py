@@ -73,6 +73,9 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
     if pod.unschedulable:
         reason, message = _judge_scheduler(pod)
         return PodFailure(reason, _tidy(message), pod.name, pod.unschedulable_at)
+    if pod.lost_at:
+        message = f"node {pod.node} has not reported since {pod.lost_at}; its engines may still answer"
+        return PodFailure(Reason.NODE_LOST, message, pod.name, pod.lost_at)
     for container in pod.containers:
         failure = _container_failure(pod, container, also_past)
         if failure is not None:

@@ -88,6 +88,9 @@ class PodState:
     """When it was assigned to a node; "" if it was not."""
     ready_at: str = ""
     """When it became Ready; "" if it is not Ready."""
+    node: str = ""
+    lost_at: str = ""
+    """When Kubernetes marked it as not ready because its node had stopped reporting; "" if it did not."""
     unschedulable: str = ""
     """Why the pod cannot be scheduled: the message of the scheduler or of scheduling gates; "" otherwise."""
     unschedulable_at: str = ""
@@ -134,6 +137,8 @@ def observe_pod(body: Object) -> PodState:
     conditions: dict[str, Object] = {c["type"]: c for c in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
+    # Only the node's controller leaves the containers ready. The kubelet always writes both conditions.
+    is_lost = ready.get("status") == "False" and conditions.get("ContainersReady", {}).get("status") == "True"
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
     labels = metadata.get("labels") or {}
     label = str(labels.get(names.INFERENCE_SERVICE_LABEL, ""))
@@ -160,6 +165,8 @@ def observe_pod(body: Object) -> PodState:
         created_at=str(metadata.get("creationTimestamp", "")),
         scheduled_at=str(scheduled.get("lastTransitionTime", "")) if scheduled.get("status") == "True" else "",
         ready_at=str(ready.get("lastTransitionTime", "")) if is_ready else "",
+        node=str(spec.get("nodeName", "")),
+        lost_at=str(ready.get("lastTransitionTime", "")) if is_lost else "",
         unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
         unschedulable_at=str(scheduled.get("lastTransitionTime") or metadata["creationTimestamp"])
         if unschedulable

@@ -49,6 +49,30 @@ def test_engines_are_merged_once_for_each_change() -> None:
     assert set(slices.engines(key).values()) == {"10.0.0.2:8000"}
 
 
+def make_doubtful(name: str, **conditions: bool) -> dict[str, Any]:
+    target = {"name": name, "uid": f"uid-of-{name}"}
+    endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": False, **conditions}, "targetRef": target}
+    return make_slice("one", "default", "qwen", 8000, endpoint)
+
+
+def test_trust_in_an_engine_ends_with_its_pod_and_with_a_ready_engine() -> None:
+    slices, key = Changes().catalog.slices, "default/qwen"
+    slices.put(make_doubtful("a"))
+    assert (slices.engines(key), slices.doubted) == ({}, {key})
+    slices.trust(key, slices.find_doubtful(key))
+    assert slices.engines(key) == {"uid-of-a": "10.0.0.1:8000"}
+    slices.put(make_doubtful("b"))
+    assert slices.engines(key) == {}, "another pod has the address now"
+    slices.trust(key, slices.find_doubtful(key))
+    ready = make_slice("two", "default", "qwen", 8000, {"addresses": ["10.0.0.2"]})
+    slices.put(ready)
+    assert (set(slices.engines(key).values()), slices.doubted) == ({"10.0.0.2:8000"}, set())
+    slices.delete(ready)
+    assert slices.engines(key) == {}, "it is asked again first"
+    slices.put(make_doubtful("b", terminating=True))
+    assert slices.doubted == set()
+
+
 def test_objects_that_a_list_lacks_are_removed_one_at_a_time() -> None:
     """The event loop serves requests in between, however many services a tenant deletes at once."""
     changes = Changes()

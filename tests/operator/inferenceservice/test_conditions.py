@@ -348,6 +348,19 @@ def test_a_rollout_that_takes_too_long_is_reported() -> None:
     assert said(found["WorkloadReady"]) == ("False", "ProgressDeadlineExceeded")
 
 
+def test_engines_of_a_node_that_stopped_reporting_are_lost_not_loading() -> None:
+    body = {"metadata": {"name": "pod"}, "spec": {"nodeName": "n1"}, "status": kubelet.node_lost({})}
+    pod = replace(observe_pod(body), template_label=NEWEST.pods_label)
+    found = judge(make_deployment(1, ready_replicas=0, available_replicas=0), pod)
+    for type in ("Ready", "WorkloadReady", "EndpointReady", "ModelAvailable"):
+        assert said(found[type]) == ("False", "NodeLost")
+    assert found["Ready"].message == (
+        f"node n1 has not reported since {kubelet.TIME}; its engines may still answer (pod pod)"
+    )
+    assert said(found["Progressing"]) == ("False", "UpToDate")
+    assert said(found["Reconciling"]) == ("True", "NodeLost")
+
+
 def test_the_gateway_needs_one_ready_endpoint() -> None:
     assert said(judge(make_deployment(1), READY)["EndpointReady"]) == ("False", "NoReadyEndpoints")
     assert said(judge(make_deployment(1), READY)["Ready"]) == ("False", "NoReadyEndpoints")

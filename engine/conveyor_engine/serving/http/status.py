@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from typing import Final, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.engine_response import client_left
 from conveyor_engine.serving.http.reading import request_level
 from conveyor_protocol.engine_pages import Load, Model, ModelList
+from conveyor_protocol.request_headers import POD_HEADER
 
 _END_SECONDS: Final = 2.0  # how long to wait for the end of a request whose client has left
 
@@ -75,9 +77,14 @@ async def get_livez(request: Request) -> Response:
 
 
 async def get_readyz(request: Request) -> Response:
-    """Respond with 200 while requests are accepted: the engine is warm, alive and not draining. Otherwise with 503."""
+    """Respond with 200 while requests are accepted: the engine is warm, alive and not draining. Otherwise with 503.
+
+    The header with the pod's name shows a gateway that the address still belongs to the pod that it means.
+    """
     state = app_state(request)
-    return _json(Status(state.engine.state.value if is_alive(state) else "stuck"), 200 if is_ready(state) else 503)
+    answer = _json(Status(state.engine.state.value if is_alive(state) else "stuck"), 200 if is_ready(state) else 503)
+    answer.headers[POD_HEADER] = socket.gethostname()
+    return answer
 
 
 def is_ready(state: AppState) -> bool:

@@ -10,6 +10,7 @@ from tests.engine.chat_model import CONTEXT_TOKENS
 from tests.engine.processes import EngineServer
 
 from conveyor_engine import __version__
+from conveyor_protocol.request_headers import POD_HEADER
 
 
 def samples(server: EngineServer) -> dict[str, float]:
@@ -21,6 +22,7 @@ def samples(server: EngineServer) -> dict[str, float]:
 def test_a_ready_engine_says_so(server: EngineServer) -> None:
     assert server.get("/livez").status_code == server.get("/readyz").status_code == 200
     assert server.get("/readyz").json() == {"status": "ready"}
+    assert server.get("/readyz").headers[POD_HEADER] == socket.gethostname()
 
 
 @pytest.mark.parametrize("base", ["", "/v1"])
