@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -51,7 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument(
         "--uri",
         required=True,
-        help="what to download: hf://organisation/name[@revision] or s3://bucket/prefix; "
+        help="what to download: hf://organisation/name[@revision], with :file behind it for a GGUF "
+        "file, or s3://bucket/prefix; "
         "pvc://... or oci://...: only check the files that are mounted at the target",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
@@ -98,6 +100,7 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _serve(flags: argparse.Namespace) -> int:
+    from conveyor_engine.gguf.unpack import unpack
     from conveyor_engine.model_numbers import check_numbers
     from conveyor_engine.serving.preparing.jobs import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
@@ -110,7 +113,9 @@ def _serve(flags: argparse.Namespace) -> int:
 
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)
-    directory = Path(config.model)
+    served_name = config.served_model_name or Path(config.model).resolve().name
+    directory = unpack(Path(config.model))
+    config = replace(config, model=str(directory))
     config = settle(config, find_task(config.task, directory))
     reads_text = load_about(config.task).reads_text
     if directory.is_dir():  # otherwise the tokenizer or the engine process raises the error
@@ -123,7 +128,6 @@ def _serve(flags: argparse.Namespace) -> int:
     )
     parsers = dialect.tool_format or NONE, dialect.thinking or NONE
     _log.info("event=dialect tool_parser=%s reasoning_parser=%s", *parsers)
-    served_name = config.served_model_name or directory.resolve().name
     model = ServedModel(served_name, tokenizer, defaults, dialect, adapters=tuple(name for name, _ in config.adapters))
     load_reader = partial(load(config.task, "reading"), directory) if load_about(config.task).reads else None
     death = run(serve(config, ForkServer(model, load_reader)))

@@ -13,6 +13,8 @@ from typing import Any
 
 from conveyor_engine import registry
 from conveyor_engine.errors import ModelError, one_line
+from conveyor_engine.gguf.files import find_files
+from conveyor_engine.gguf.header import read_header
 from conveyor_engine.model_files import read_object
 from conveyor_engine.quantization import read_declared
 from conveyor_protocol.failure_reasons import FailureReason
@@ -31,13 +33,30 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 def write_facts(model: Path) -> None:
     """Write context length, task and quantization of a model; each only if the model's files show it."""
-    facts = {
+    facts = _read_gguf(model) or {
         "contextLength": find_context_length(model),
         "task": _find_task(model),
         "quantization": _find_quantization(model),
     }
     if known := {name: fact for name, fact in facts.items() if fact is not None}:
         _write(known)
+
+
+def _read_gguf(model: Path) -> dict[str, Any] | None:
+    """Return the facts of a model in a GGUF file; None for another."""
+    try:
+        paths = find_files(model)
+        header = read_header(paths) if paths else None
+    except ModelError:
+        return {}  # the engine will report the error
+    if header is None:
+        return None
+    length = header.find("context_length")
+    return {
+        "contextLength": length if type(length) is int and length > 1 else None,
+        "task": "embed" if header.pools else "generate",
+        "quantization": f"gguf {header.file_type}".rstrip(),
+    }
 
 
 def find_context_length(model: Path) -> int | None:

@@ -25,7 +25,8 @@ _SCHEMES: Final = (HUB_SCHEME, BUCKET_SCHEME, VOLUME_SCHEME, IMAGE_SCHEME)
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 _CLAIM = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
-_HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?$"
+_FILE = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?(:{_FILE})?$"
 _PATH = "(/[A-Za-z0-9_@+=.-]+)+"
 _BUCKET_PATTERN: Final = f"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{_PATH}$"
 _VOLUME_PATTERN: Final = f"^pvc://{_CLAIM}{_PATH}$"
@@ -34,7 +35,7 @@ _REPOSITORY = "(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
 _VERSION = "(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
 _IMAGE_PATTERN: Final = f"^oci://{_REGISTRY}{_REPOSITORY}{_VERSION}(/{_PATH})?$"
 _SHAPES: Final = (
-    "hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path, "
+    "hf://organisation/name[@revision][:file], nor s3://bucket/prefix, nor pvc://claim/path, "
     "nor oci://registry/repository[:tag][@digest][//path]"
 )
 _SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,126}[A-Za-z0-9])?$"
@@ -46,15 +47,17 @@ _OWN_CLAIM_BEFORE_AND_AFTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """`hf://organisation/name[@revision]`: a repository of the Hugging Face hub."""
+    """`hf://organisation/name[@revision][:file]`: a repository of the Hugging Face hub."""
 
     repository: str  # organisation/name
     revision: str  # branch, tag or commit; "main" if the uri names none
+    file: str = ""  # a GGUF file's name, or its end as in Q4_K_M
 
     @property
     def directory(self) -> str:
-        """Return the folder of the downloaded model in the engine's pod, one for each repository and revision."""
-        return f"{names.HUB_MODELS_PATH}/{self.repository}/{self.revision.replace('/', '--')}"
+        """Return the folder of the downloaded model in the engine's pod, one for each repository, revision and file."""
+        file = f"~{self.file}" if self.file else ""
+        return f"{names.HUB_MODELS_PATH}/{self.repository}/{self.revision.replace('/', '--')}{file}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ Mounted = VolumeModel | ImageModel
 def parse_model_uri(uri: str) -> ModelSource:
     """Parse a valid `model.uri`. Raises ValueError if it has none of the known forms."""
     if ".." not in uri and re.fullmatch(_HUB_PATTERN, uri):
-        repository, _, revision = uri.removeprefix(HUB_SCHEME).partition("@")
-        return HubModel(repository, revision or DEFAULT_REVISION)
+        address, _, file = uri.removeprefix(HUB_SCHEME).partition(":")
+        repository, _, revision = address.partition("@")
+        return HubModel(repository, revision or DEFAULT_REVISION, file)
     if not _has_dot_segment(uri) and re.fullmatch(_BUCKET_PATTERN, uri):
         bucket, _, prefix = uri.removeprefix(BUCKET_SCHEME).partition("/")
         return BucketModel(bucket, prefix)
@@ -204,7 +208,7 @@ ModelUri = Annotated[
     ),
     Rule(
         f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
-        "must have the form hf://organisation/name or hf://organisation/name@revision",
+        "must have the form hf://organisation/name[@revision], with :file behind it for a GGUF file",
         lambda uri: not uri.startswith(HUB_SCHEME) or (re.fullmatch(_HUB_PATTERN, uri) and ".." not in uri),
     ),
     Rule(
@@ -285,8 +289,9 @@ class Model(ApiModel):
     )
 
     uri: ModelUri
-    """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix`, `pvc://claim/path` or
-`oci://registry/repository[:tag][@digest][//path]`. Default revision for `hf://`: `main`."""
+    """Source: `hf://organisation/name[@revision][:file]`, `s3://bucket/prefix`, `pvc://claim/path` or
+`oci://registry/repository[:tag][@digest][//path]`. Default revision for `hf://`: `main`;
+`file`: a GGUF file, or its end as in `Q4_K_M`."""
     name: ModelName | None = None
     """Name that clients put in `model`; default: `metadata.name`."""
     secret_ref: SecretRef | None = None

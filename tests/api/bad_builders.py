@@ -111,7 +111,7 @@ def resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad:
     return bad(title, f"spec.resources{path}", sentence, resources=resources)
 
 
-HUB_SHAPE = "must have the form hf://organisation/name or hf://organisation/name@revision"
+HUB_SHAPE = "must have the form hf://organisation/name[@revision], with :file behind it for a GGUF file"
 BUCKET_SHAPE = "must have the form s3://bucket/prefix, with the name of a bucket"
 VOLUME_SHAPE = "must have the form pvc://claim/path, with the name of a claim"
 IMAGE_SHAPE = "must have the form oci://registry/repository"

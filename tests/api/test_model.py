@@ -12,6 +12,12 @@ def test_a_hub_uri_names_repository_and_revision() -> None:
     assert parse_model_uri("hf://Qwen/Qwen3-0.6B@v1") == HubModel("Qwen/Qwen3-0.6B", "v1")
 
 
+def test_a_hub_uri_may_name_a_file() -> None:
+    assert parse_model_uri("hf://a/b:Q4_K_M") == HubModel("a/b", "main", "Q4_K_M")
+    assert parse_model_uri("hf://a/b@v1:b-Q8_0.gguf") == HubModel("a/b", "v1", "b-Q8_0.gguf")
+    assert parse_model_uri("hf://a/b@v1:Q8_0").directory == "/models/hf/a/b/v1~Q8_0"
+
+
 def test_a_hub_model_has_one_folder_per_revision() -> None:
     assert parse_model_uri("hf://a/b").directory == "/models/hf/a/b/main"
     assert parse_model_uri("hf://a/b@refs/pr/1").directory == "/models/hf/a/b/refs--pr--1"

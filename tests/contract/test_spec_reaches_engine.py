@@ -292,7 +292,7 @@ def test_the_engine_fetches_from_where_the_api_says_and_nowhere_else(uri: str) -
             parse_uri(uri)
         return
     if isinstance(source, HubModel):
-        assert parse_uri(uri) == (source.repository, source.revision)
+        assert parse_uri(uri) == (source.repository, source.revision, source.file)
     elif isinstance(source, BucketModel):
         assert parse_uri(uri) == (source.bucket, source.prefix)
     else:

@@ -19,13 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conveyor_engine.errors import ModelError
+from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
-from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
+from conveyor_engine.fetching.uris import HubUri, parse_uri
+from conveyor_engine.gguf.files import choose_files as choose_gguf
+from conveyor_engine.gguf.files import group_files
 from conveyor_engine.model_files import (
     EXPORTED_PROGRAM,
     MODEL_CARD,
@@ -89,7 +91,7 @@ def _open_source(uri: str) -> Source | None:
     if isinstance(parsed, HubUri):
         from conveyor_engine.fetching.hub import Hub
 
-        return Hub(*parsed)
+        return Hub(parsed.repository, parsed.revision)
     from conveyor_engine.fetching.bucket import Bucket
 
     return Bucket(*parsed)
@@ -114,7 +116,7 @@ def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[st
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
         try:
-            files = _fetch_files(source, model, partial, wanted)
+            files = _fetch_files(source, model, partial, wanted, _find_file(uri))
         except OSError as error:
             if error.errno in _FULL:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -130,10 +132,10 @@ def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
     """Return the directory's marker if it is for this model and every file still has its size; otherwise None."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text())
-        complete = _with_revision(marker["uri"]) == _with_revision(uri) and all(
+        complete = parse_uri(marker["uri"]) == parse_uri(uri) and all(
             (directory / name).stat().st_size == file["size"] for name, file in marker["files"].items()
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # there is no valid marker
+    except (ConfigError, OSError, ValueError, LookupError, TypeError, AttributeError):  # there is no valid marker
         return None
     if not complete:
         return None
@@ -162,10 +164,6 @@ def _add_missing(source: Source, marker: dict[str, Any], directory: Path, wanted
     _log.info("event=missing_files_fetched directory=%s files=%d", directory, len(files))
 
 
-def _with_revision(uri: str) -> str:
-    return uri if not uri.startswith("hf://") or "@" in uri else f"{uri}@{DEFAULT_REVISION}"
-
-
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold a lock that one process has at a time. The kernel releases it if that process dies."""
@@ -178,14 +176,27 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch_files(source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str]) -> list[RemoteFile]:
-    good = {file for file in model.files if _is_good(file, partial / file.name)}
+def _find_file(uri: str) -> str:
+    """Return the file of a repository that the address names; "" if it names none."""
+    parsed = parse_uri(uri)
+    return parsed.file if isinstance(parsed, HubUri) else ""
+
+
+def _fetch_files(
+    source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str], file: str
+) -> list[RemoteFile]:
+    good = {each for each in model.files if _is_good(each, partial / each.name)}
+    by_name = {each.name: each for each in model.files}
     if wanted is _WANTED_OF_ADAPTER:
+        if file:
+            raise ConfigError(f"an adapter is a folder, so its address cannot name the file {file!r}")
         files = choose_adapter_files(model)
+    elif file or (group_files(by_name) and not any(name.endswith(".safetensors") for name in by_name)):
+        files = [by_name[name] for name in choose_gguf(model.title, by_name, file)]
     else:
         files = _choose_with_index(source, model, partial, good)
     _remove_other_files(partial, files, good)
-    _fetch_missing(source, model, [file for file in files if file not in good], partial)
+    _fetch_missing(source, model, [each for each in files if each not in good], partial)
     return files
 
 

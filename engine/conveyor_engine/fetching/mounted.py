@@ -8,10 +8,11 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.adapter import find_problem
 from conveyor_engine.fetching.source import POOLING_FILE
 from conveyor_engine.fetching.uris import find_mounted_path
+from conveyor_engine.gguf.files import SUFFIX, find_files, list_names
 from conveyor_engine.model_files import MODEL_FILES, check_files, list_folders, unreadable
 from conveyor_protocol.failure_reasons import FailureReason
 
-_LOADED: Final = (".json", ".jinja", ".model", ".pt2", ".safetensors", ".txt")
+_LOADED: Final = (SUFFIX, ".json", ".jinja", ".model", ".pt2", ".safetensors", ".txt")
 _log = logging.getLogger(__name__)
 
 
@@ -20,27 +21,30 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
     Raises ModelError: ModelNotFound (with the directory's content) or ModelUnreadable.
     """
-    names = _list_safe(uri, directory)
-    if not any((directory / name).is_file() for name in MODEL_FILES):
-        _refuse(f"{uri}: {directory} has none of {', '.join(MODEL_FILES)}, so it is no model", names)
-    check_files(directory)
+    is_file = directory.suffix == SUFFIX
+    folder = directory.parent if is_file else directory
+    names = _list_safe(uri, folder, _find_volume(uri, directory))
+    if not find_files(directory) and (is_file or not any((folder / name).is_file() for name in MODEL_FILES)):
+        _refuse(f"{uri}: {directory} has none of {', '.join(MODEL_FILES)} and no GGUF file, so it is no model", names)
+    if not is_file:
+        check_files(directory)
     _log.info("event=model_found uri=%s directory=%s", uri, directory)
 
 
 def check_adapter_directory(uri: str, directory: Path) -> None:
     """Check that the directory contains a readable adapter. Raises ModelError as `check_model_directory` does."""
-    names = _list_safe(uri, directory)
+    names = _list_safe(uri, directory, _find_volume(uri, directory))
     if problem := find_problem([name for name in names if (directory / name).is_file()]):
         _refuse(f"{uri}: {directory} {problem}", names)
     check_files(directory)
     _log.info("event=adapter_found uri=%s directory=%s", uri, directory)
 
 
-def _list_safe(uri: str, directory: Path) -> list[str]:
+def _list_safe(uri: str, directory: Path, volume: Path) -> list[str]:
     """Return the names in the directory. Raises ModelError if there is none, or if a link leads out of the volume."""
     try:
         names = sorted(entry.name for entry in directory.iterdir())
-        _check_links(directory, names, _find_volume(uri, directory))
+        _check_links(directory, names, volume)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
     except OSError as error:
@@ -69,7 +73,7 @@ def _check_links(directory: Path, names: list[str], volume: Path) -> None:
     inside = volume.resolve()
     _, *parts = list_folders(directory)
     within = [path.relative_to(directory).as_posix() for folder in parts for path in folder.iterdir()]
-    for name in (*names, POOLING_FILE, *within):
+    for name in (*names, POOLING_FILE, *within, *list_names(directory)):
         path = directory / name
         if path.suffix in _LOADED and not (real := path.resolve()).is_relative_to(inside):
             message = f"{path} leads to {real}, outside of its volume {volume}; replace the link by the file"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -61,14 +62,15 @@ def is_plain_name(name: str) -> bool:
 
 
 def keep_known(names: Iterable[str]) -> set[str]:
-    """Return the names at the root, and POOLING_FILE.
+    """Return the names at the root, POOLING_FILE, and GGUF files in folders, in which a hub has large ones in parts.
 
     If the root has a PIPELINE_INDEX, also return the names in the folders of the pipeline's parts.
     """
     listed = set(names)
     folders = [f"{folder}/" for folder in PIPELINE_FOLDERS] if PIPELINE_INDEX in listed else []
     parts = {name for folder in folders for name in listed if is_plain_name(name.removeprefix(folder))}
-    return {name for name in listed if name == POOLING_FILE or is_plain_name(name)} | parts
+    of_gguf = {name for name in listed if name.endswith(SUFFIX) and all(map(is_plain_name, name.split("/", 1)))}
+    return {name for name in listed if name == POOLING_FILE or is_plain_name(name)} | parts | of_gguf
 
 
 def find_present(path: Path, file: RemoteFile) -> int:

@@ -12,7 +12,8 @@ DEFAULT_REVISION = "main"
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 _PATH = r"(?:/[A-Za-z0-9_@+=.-]+)+"
-_HUB = re.compile(rf"hf://(?P<repository>{_SEGMENT}/{_SEGMENT})(?:@(?P<revision>{_REVISION}))?")
+_FILE = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_HUB = re.compile(rf"hf://(?P<repository>{_SEGMENT}/{_SEGMENT})(?:@(?P<revision>{_REVISION}))?(?::(?P<file>{_FILE}))?")
 _BUCKET = re.compile(rf"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?P<path>{_PATH})")
 _CLAIM = re.compile(rf"pvc://[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?{_PATH}")
 
@@ -24,10 +25,11 @@ _IMAGE = re.compile(
 
 
 class HubUri(NamedTuple):
-    """The address of a repository on a hub: hf://organisation/name[@revision]."""
+    """The address of a repository on a hub: hf://organisation/name[@revision][:file]."""
 
     repository: str
     revision: str
+    file: str  # the name of a GGUF file, or its end; "" if the uri names none
 
 
 class BucketUri(NamedTuple):
@@ -51,8 +53,8 @@ def parse_uri(uri: str) -> HubUri | BucketUri | None:
     if (match := _BUCKET.fullmatch(uri)) and not climbs:
         return BucketUri(match["bucket"], match["path"][1:])
     if (match := _HUB.fullmatch(uri)) and ".." not in uri:
-        return HubUri(match["repository"], match["revision"] or DEFAULT_REVISION)
+        return HubUri(match["repository"], match["revision"] or DEFAULT_REVISION, match["file"] or "")
     raise ConfigError(
-        f"--uri: {uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path, "
-        "nor oci://registry/repository[:tag][@digest][//path]"
+        f"--uri: {uri!r} is neither hf://organisation/name[@revision][:file], nor s3://bucket/prefix, nor "
+        "pvc://claim/path, nor oci://registry/repository[:tag][@digest][//path]"
     )

@@ -45,7 +45,9 @@ def test_a_file_of_the_container_is_no_file_of_a_model(model: Path, secret: Path
 def test_a_folder_with_a_file_of_a_model_is_one(model: Path, file: str) -> None:
     (model / "config.json").unlink()
     (model / "other.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"none of config.json, .*, model_index.json, so it is no model; it holds"):
+    with pytest.raises(
+        ModelError, match=r"none of config.json, .*, model_index.json and no GGUF file, so it is no model; it holds"
+    ):
         fetch("pvc://models/team/tiny", str(model))
     (model / file).write_text("{}")
     fetch("pvc://models/team/tiny", str(model))

@@ -52,7 +52,7 @@ def load_model(
         interface.register()
     found = kind.of(config) or kind
     checkpoint = _checkpoint(path, config, kind)
-    restoring = checkpoint.restore()
+    restoring = checkpoint.restore(config)
     transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)

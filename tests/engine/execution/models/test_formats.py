@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
-from conveyor_engine.execution.models.quantized.reading import Restoring
+from conveyor_engine.execution.models.quantized.reading import Restored, Restoring, plan_layouts
 from conveyor_engine.execution.models.quantized.stored import read_stored
 from conveyor_engine.quantization import Declared, read_declared
 
@@ -32,15 +32,15 @@ def restore(directory: Path) -> Restoring:
     declared = read_declared(directory)
     assert declared is not None
     assert not declared.problem
-    return Restoring({each.name: each for each in read_stored(directory, None)}, declared)
+    return Restoring(plan_layouts({each.name: each for each in read_stored(directory, None)}, declared))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_weight_is_the_one_that_the_format_s_library_restores(tmp_path: Path, name: str) -> None:
     expected = prepare(tmp_path, name)
     restoring = restore(tmp_path)
-    assert restoring.num_restored == 1
     ((weight_name, weight),) = restoring.tensors.items()
+    assert isinstance(weight, Restored)
     assert weight_name == ("model.proj.gate_up_proj" if name == "mxfp4_experts" else "model.proj.weight")
     rounded = 5e-3 if name == "ct_nvfp4" else 2e-3  # its library computes in bfloat16
     torch.testing.assert_close(weight[...], expected, rtol=rounded, atol=2e-5)

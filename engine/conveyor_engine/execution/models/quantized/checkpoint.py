@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.quantized.gguf_weights import plan_gguf
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
-from conveyor_engine.execution.models.quantized.reading import Restoring
+from conveyor_engine.execution.models.quantized.reading import Restoring, plan_layouts
 from conveyor_engine.execution.models.quantized.stored import StoredTensor, read_stored
 from conveyor_engine.model_files import MODEL_CARD
 from conveyor_engine.quantization import read_declared
 
+GGUF: Final = "gguf"  # the method that `conveyor_engine.gguf.config` declares
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})  # names of number types in safetensors
 _NARROW = re.compile("F[48].*|F6.*")
 # The last part of the names that quantizers give to weights, and to what weights are computed from.
@@ -47,7 +50,7 @@ class Checkpoint:
         """Reject a checkpoint by its files or by the headers of its weights. Raises ModelError."""
         if (declared := read_declared(self.directory)) is not None:
             problem = declared.problem if self.restores else "the pipeline needs unquantized weights"
-            if problem or declared.method not in LAYOUTS:
+            if problem or declared.method not in (*LAYOUTS, GGUF):
                 raise self._refuse(f"{declared.name} in {declared.file}", problem)
             return
         for tensor in read_stored(self.directory, self.weights):
@@ -55,12 +58,15 @@ class Checkpoint:
             if _NARROW.fullmatch(tensor.kind) or (tensor.kind not in FLOATS and _QUANTIZED.fullmatch(last)):
                 raise self._refuse(f"{tensor.name} is stored as {tensor.kind}, and no file declares a format")
 
-    def restore(self) -> Restoring | None:
+    def restore(self, config: PretrainedConfig) -> Restoring | None:
         """Return the restored weights of a checkpoint that declares quantization; None for another."""
         declared = read_declared(self.directory)
         if declared is None:
             return None
-        return Restoring({each.name: each for each in read_stored(self.directory, self.weights)}, declared)
+        if declared.method == GGUF:
+            return Restoring(plan_gguf(self.directory, config))
+        stored = {each.name: each for each in read_stored(self.directory, self.weights)}
+        return Restoring(plan_layouts(stored, declared))
 
     def check_loaded(
         self, model: nn.Module, loading_info: Mapping[str, Any], restoring: Restoring | None = None
@@ -80,8 +86,11 @@ class Checkpoint:
             if not floats.isdisjoint(_name_alike(tensor.name, model)):
                 raise self._refuse(f"{tensor.name} is stored as {tensor.kind}")
         modules = {name for name, _ in model.named_modules()}
+        declared = read_declared(self.directory)
         for key in sorted(map(str, loading_info.get("unexpected_keys") or ())):
             module, _, last = key.rpartition(".")
+            if declared is not None and declared.method == GGUF:  # such a file has the tensors of one model alone
+                raise self._refuse(f"{type(model).__name__} has no {key}")
             if last not in ("weight", "bias"):
                 if _QUANTIZED.fullmatch(last) or (restoring and not modules.isdisjoint(_name_alike(module, model))):
                     raise self._refuse(f"the model's class has no {key}")

@@ -1,0 +1,173 @@
+"""Restores the weights of GGUF files, under the names and in the order that transformers' classes have.
+
+llama.cpp renames tensors, and for some architectures it stores other numbers: keys and queries with their rotary halves
+interleaved, norms plus one, experts stacked. Each architecture has a list of transformers' own conversions, which undo
+that. transformers has three of these lists. Called by `checkpoint`.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from conveyor_engine.execution.models.quantized.reading import Weight
+from conveyor_engine.gguf.files import SUFFIX
+from conveyor_engine.gguf.header import KINDS, TensorPlace, read_header
+
+Mapped = list[Any]  # transformers' conversions
+_FLOAT_TYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPE_IDS: Final = {kind.name: number for number, kind in KINDS.items()}
+_OF_POSITIONS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in config.json
+
+
+def plan_gguf(directory: Path, config: PretrainedConfig) -> Iterator[tuple[str, Weight]]:
+    """Yield each weight with its name in transformers. Raises ModelError."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    header = read_header(sorted(directory.glob(f"*{SUFFIX}")))
+    mapping = _build_mapping(header.architecture, config.get_text_config())
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    sources: dict[str, dict[str, TensorPlace]] = {}
+    names: dict[str, str] = {}  # in the file
+    for stored, place in header.tensors.items():
+        if stored not in _OF_POSITIONS:
+            name, pattern = rename_source_key(stored, renamings, converters)
+            sources.setdefault(name, {})[pattern or ""] = place
+            names[name] = stored
+    for name, places in sources.items():
+        converter = by_pattern.get(next(iter(places)))
+        yield name, Weight(names[name], partial(_restore, name, places, converter))
+
+
+def _restore(name: str, places: Mapping[str, TensorPlace], converter: Any) -> Tensor:
+    values = {pattern: dequantize(place) for pattern, place in places.items()}
+    for operation in converter.operations if converter else ():
+        values = operation.convert(values, source_patterns=converter.source_patterns, target_patterns=[name])
+    (weight,) = values.values()
+    return weight
+
+
+def dequantize(place: TensorPlace) -> Tensor:
+    """Return the numbers of a stored tensor in float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the bytes are read only, and nothing writes to them
+        stored = torch.frombuffer(place.read(), dtype=torch.uint8)
+    name = place.kind.name
+    if name in _FLOAT_TYPES:
+        return stored.view(_FLOAT_TYPES[name]).to(torch.float32).reshape(place.shape)
+    if name in ("Q5_0", "Q5_1"):
+        return _dequantize_q5(stored.view(-1, place.kind.num_bytes), has_least=name == "Q5_1").reshape(place.shape)
+    from transformers.integrations.gguf.dequant import dequantize as of_transformers
+
+    numbers: Tensor = of_transformers(stored, _TYPE_IDS[name])
+    return numbers.reshape(place.shape)
+
+
+def _dequantize_q5(blocks: Tensor, *, has_least: bool) -> Tensor:
+    """ggml's Q5_0 and Q5_1, which transformers lacks: 32 numbers of 4 bits, and the fifth bits of all in 4 bytes."""
+    begin = 4 if has_least else 2
+    scale = blocks[:, :2].view(torch.float16).to(torch.float32)
+    fifth = (blocks[:, begin : begin + 4, None] >> torch.arange(8, dtype=torch.uint8)).reshape(-1, 32) & 1
+    low = blocks[:, begin + 4 :]
+    numbers = (torch.cat((low & 15, low >> 4), dim=1) | (fifth << 4)).to(torch.float32)
+    if not has_least:
+        return scale * (numbers - 16)
+    return scale * numbers + blocks[:, 2:4].view(torch.float16).to(torch.float32)
+
+
+def _build_mapping(architecture: str, config: Any) -> Mapped:
+    """Return the conversions of an architecture. config.json has been built, so it is a known one."""
+    from transformers.integrations.gguf import GGUF_ARCHS
+
+    build = _OURS.get(architecture) or GGUF_ARCHS[architecture]
+    mapping: Mapped = build(config)
+    return mapping
+
+
+def _rename(**names: str) -> Mapped:
+    """Return renamings of the tensors of a layer, or of the last norm."""
+    from transformers.core_model_loading import WeightRenaming
+
+    return [WeightRenaming(rf"(^|\.){stored}\.", rf"\1{name}.") for stored, name in names.items()]
+
+
+def _decoder(**names: str) -> Mapped:
+    from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS
+
+    return [*_rename(output_norm="model.norm", **names), *DENSE_DECODER_RENAMINGS]
+
+
+_NORMS: Final = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+def _llama(config: Any) -> Mapped:
+    from transformers.core_model_loading import WeightConverter
+    from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
+
+    converters = []
+    for name, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+        order = torch.arange(heads * config.head_dim).view(heads, config.head_dim // 2, 2).transpose(1, 2).flatten()
+        for end in ("weight", "bias"):
+            pattern = f"self_attn.{name}.{end}"
+            converters.append(WeightConverter(pattern, pattern, operations=[PermuteRows(order)]))
+    return [*_decoder(**_NORMS), *converters]
+
+
+def _qwen2(config: Any) -> Mapped:
+    return _decoder(**_NORMS)
+
+
+def _qwen3(config: Any) -> Mapped:
+    return _decoder(**_NORMS, **_HEAD_NORMS)
+
+
+def _qwen3_moe(config: Any) -> Mapped:
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+    from transformers.integrations.gguf.gguf_conversion_mapping import ConcatenateRows
+
+    experts = WeightConverter(
+        [r"\.ffn_gate_exps\.weight", r"\.ffn_up_exps\.weight"],
+        ".mlp.experts.gate_up_proj",
+        operations=[ConcatenateRows(dim=1)],
+    )
+    down = WeightRenaming(r"\.ffn_down_exps\.weight", ".mlp.experts.down_proj")
+    return [*_qwen3(config), *_rename(ffn_gate_inp="mlp.gate"), experts, down]
+
+
+def _gemma(config: Any) -> Mapped:
+    from transformers.core_model_loading import WeightConverter
+    from transformers.integrations.gguf.gguf_conversion_mapping import SubtractOne
+
+    names = {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+    patterns = [rf"{name}\.weight" for name in (*names.values(), *_HEAD_NORMS.values(), "model.norm")]
+    minus = [WeightConverter(each, each.replace("\\", ""), operations=[SubtractOne()]) for each in patterns]
+    return [*_decoder(**names, **_HEAD_NORMS), *minus]
+
+
+def _phi3(config: Any) -> Mapped:
+    joined = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+    return _decoder(**_NORMS, **joined)
+
+
+_OURS: Final[Mapping[str, Callable[[Any], Mapped]]] = {
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "llama": _llama,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
+}
