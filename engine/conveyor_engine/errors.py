@@ -89,7 +89,7 @@ class ErrorCode(AnswerCode):
         "task's limit (4 MiB to embed, rank or classify texts, 8 MiB for tensors and pictures to classify, 26 MiB for "
         "audio)",
     )
-    ENCODED_BODY = "encoded_body", 415, "the body is compressed"
+    ENCODED_BODY = "encoded_body", 415, "the body has another `Content-Encoding` than gzip"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway tries another engine"
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line and headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the engine's server; its log has the traceback"

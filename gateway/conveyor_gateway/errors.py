@@ -20,16 +20,30 @@ class Code(AnswerCode):
     MALFORMED_BODY = (
         "malformed_body",
         400,
-        "the body does not match its Content-Length or chunked encoding, or its chunks are too small; the message says "
-        "which",
+        "the body does not match its Content-Length, chunked encoding or gzip, or its chunks are too small; the "
+        "message says which",
     )
-    INVALID_JSON = "invalid_json", 400, "at the gateway's root: the body is not a JSON object"
+    INVALID_JSON = (
+        "invalid_json",
+        400,
+        "the body is not a JSON object: at the gateway's root, or while the service is scaled to zero",
+    )
     INVALID_FORM = (
         "invalid_form",
         400,
         "at the gateway's root: the body is not the form that its Content-Type announces",
     )
-    NO_MODEL = "no_model", 400, "at the gateway's root: no `model` in the body, or in a form before its files"
+    WRONG_TASK = (
+        "wrong_task",
+        400,
+        "while the service is scaled to zero: the path is for models of another task; the message has the service's",
+    )
+    NO_MODEL = (
+        "no_model",
+        400,
+        "at the gateway's root: no `model` in the body, in a form before its files, or in the first or last MiB of a "
+        "longer body",
+    )
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is not a number of at least 0.001"
     UNKNOWN_CLASS = "unknown_class", 400, "the service has no class of that name; the message lists its classes"
     NO_CLASSES = "no_classes", 400, "the body has a `priority` other than 0, and the service has no `queue.classes`"
@@ -56,10 +70,9 @@ class Code(AnswerCode):
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than `--max-request-bytes` (26 MiB for audio), or than 1 MiB if a JSON body selects the "
-        "service by its `model`",
+        "the body is longer than `--max-request-bytes` (26 MiB for audio), decompressed",
     )
-    ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
+    ENCODED_BODY = "encoded_body", 415, "the body has another `Content-Encoding` than gzip"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
     QUEUE_FULL = (
         "queue_full",

@@ -7,14 +7,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_gateway.errors import Code, GatewayError
-from conveyor_protocol.answer_codes import speaks_anthropic
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, choose_request_id
+
+_OF_RESPONSES: Final = ("code", "message", "param")  # fields of the event `error` of OpenAI's Responses API
 
 
 def find_request_id(request: BaseRequest) -> str:
@@ -62,9 +63,12 @@ def build_stopping() -> GatewayError:
 
 def build_error_event(error: GatewayError, path: str) -> bytes:
     """Return the last event of a stream that fails. OpenAI's and Anthropic's clients raise it as an APIError."""
-    return write_error_event(json.dumps(error.to_json(path)).encode(), path)
+    return write_error_event(error.to_json(path), path)
 
 
-def write_error_event(body: bytes, path: str) -> bytes:
-    """Return the body of an error as an event. Anthropic's clients need the event's name."""
-    return (b"event: error\n" if speaks_anthropic(path) else b"") + b"data: " + body + b"\n\n"
+def write_error_event(body: dict[str, Any], path: str) -> bytes:
+    """Return the body of an error as an event. Clients of Anthropic's and of OpenAI's Responses API need its name."""
+    if path.endswith("/v1/responses") and isinstance(error := body.get("error"), dict):
+        body = {"type": "error", "sequence_number": 0, **{key: error.get(key) for key in _OF_RESPONSES}, **body}
+    name = b"event: error\n" if body.get("type") == "error" else b""
+    return name + b"data: " + json.dumps(body).encode() + b"\n\n"

@@ -97,8 +97,7 @@ class Settings:
     )
     max_request_bytes: int = setting(
         8 * _MIB,
-        "longest request body. At the root, where the body's model selects the service, the limit for JSON is 1 MiB. "
-        "Bodies with audio can always have 26 MiB",
+        "longest request body, decompressed. Bodies with audio can always have 26 MiB",
         whole_number(1, 1 << 30),
     )
     max_held_bytes: int = setting(
@@ -118,9 +117,9 @@ class Settings:
     )
     heartbeat_seconds: float = setting(
         15.0,
-        "interval of comments in a stream whose service may be starting from zero. They make proxies keep the "
-        "connection open",
-        seconds(least=0.01),
+        "interval of empty lines in a stream whose service may be starting from zero. They make proxies keep the "
+        "connection open. 0: none, so a stream begins with its first event",
+        seconds(),
     )
     drain_delay_seconds: float = setting(
         5.0,

@@ -5,12 +5,27 @@ a row here and a route in the engine.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
+from conveyor_protocol.tasks import TASKS
 from conveyor_protocol.uploads import AUDIO_BYTES_MAX
+
+# What a model must do, and the tasks of models that do it. Tasks that packages bring may answer any path.
+TASKS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "generates text": ("Generate",),
+    "reads text": ("Generate", "Embed", "Classify", "Rerank"),
+    "embeds": ("Embed",),
+    "ranks or embeds": ("Embed", "Rerank"),
+    "classifies": ("Classify",),
+    "classifies images": ("ImageClassify",),
+    "transcribes": ("Transcribe",),
+    "generates images": ("ImageGenerate",),
+    "takes tensors": ("ImageClassify", "Custom"),
+}
 
 
 class EndpointKind(StrEnum):
@@ -34,6 +49,10 @@ class Endpoint:
     models: str = ""  # for `ENGINE`: what the model must do so that an engine answers the path
     may_stream: bool = False  # whether a client may request the answer as events
     max_bytes: int = 0  # limit of the body, if it may be larger than on other paths
+
+    def suits(self, task: str | None) -> bool:
+        """Return whether engines with this task may answer. task: None if it is not known."""
+        return task not in TASKS or not self.models or task in TASKS_OF[self.models]
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the model and the version in the path, as written; None if the path does not match."""

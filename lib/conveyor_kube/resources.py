@@ -32,6 +32,7 @@ class _Autoscaling(TypedDict):
 
 class _ServiceSpec(TypedDict):
     model: Any
+    task: NotRequired[Any]
     adapters: NotRequired[Any]
     runtime: NotRequired[Any]
     listed: NotRequired[Any]

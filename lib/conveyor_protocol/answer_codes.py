@@ -87,7 +87,7 @@ class AnthropicErrorAnswer(TypedDict):
     error: AnthropicErrorDetails
 
 
-def speaks_anthropic(path: str) -> bool:
+def _speaks_anthropic(path: str) -> bool:
     """Return whether clients of this path, under any base URL, expect Anthropic's format."""
     return path.endswith(_PATHS)
 
@@ -155,6 +155,6 @@ def find_error_form(path: str) -> ErrorForm:
     """Return the error format for this path, under any base URL. All but a few paths have OpenAI's."""
     if _speaks_open_inference(path):
         return _OPEN_INFERENCE
-    if speaks_anthropic(path):
+    if _speaks_anthropic(path):
         return _ANTHROPIC
     return _EMBEDDINGS if path.endswith(_EMBEDDINGS_PATHS) else _OPENAI

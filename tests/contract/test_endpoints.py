@@ -5,6 +5,8 @@ import pytest
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, EndpointKind, find_endpoint
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.http.task_paths import load_task_paths
+from conveyor_protocol.tasks import TASKS
 from e2e.cluster.paths import REPOSITORY
 
 DOCUMENT = ("GET", "/openapi.json")  # which FastAPI answers
@@ -36,3 +38,15 @@ def test_the_page_of_the_api_names_it(endpoint: Endpoint) -> None:
 def test_an_id_of_a_model_may_have_slashes() -> None:
     assert (found := find_endpoint("/v1/models/meta/llama")) is not None
     assert found.kind is EndpointKind.GET_MODEL
+
+
+def test_the_catalogue_knows_the_tasks_that_answer_each_path() -> None:
+    tasks = load_task_paths()
+    for endpoint in (each for each in ENDPOINTS if each.kind is EndpointKind.ENGINE):
+        answer = {task for task, own in tasks.items() if any(path.path == endpoint.path for path in own.paths)} or {
+            task for task, own in tasks.items() if own.inference and endpoint.path.endswith("/infer")
+        }
+        suiting = {task.lower() for task in TASKS if endpoint.suits(task)}
+        assert suiting == answer, endpoint.path
+        assert endpoint.suits(None)
+        assert endpoint.suits("BroughtByAPackage")

@@ -81,6 +81,10 @@ class Cluster:
         body = {**make_service(name, self.namespace), "status": {"observedGeneration": generation}}
         self.api.apply(f"{self._services}/{name}/status", body)
 
+    def set_status(self, name: str, **status: Any) -> None:
+        body = {**make_service(name, self.namespace), "status": status}
+        self.api.apply(f"{self._services}/{name}/status", body)
+
     def delete_service(self, name: str) -> None:
         self.api.delete(f"{self._services}/{name}")
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -93,8 +94,9 @@ async def post(
     http: aiohttp.ClientSession, url: str, body: bytes = b"{}", **headers: str
 ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
     """Send a request. Returns status, JSON and headers of the answer."""
+    data = BytesIO(body) if len(body) > 1 << 20 else body
     async with http.post(
-        url, data=body, headers={name.replace("_", "-"): text for name, text in headers.items()}
+        url, data=data, headers={name.replace("_", "-"): text for name, text in headers.items()}
     ) as got:
         return got.status, json.loads(await got.read()), got.headers
 

@@ -20,7 +20,6 @@ _TO_ENGINES: Final = frozenset(
     [
         "accept",
         "accept-encoding",
-        "content-encoding",
         "content-type",
         "traceparent",  # W3C Trace Context, which vLLM continues
         "tracestate",

@@ -1,8 +1,8 @@
 """Reads whole request bodies, within limits, before the requests are queued.
 
 Called by `request_life`. A body is kept until an engine has answered, so that it can be sent to another engine.
-Therefore a body's size is limited (413), and the limit is lower if the gateway must parse the body for routing. The sum
-of all bodies' bytes is limited too (503, by `capacity`), and so are the time and the rate of a body's arrival (408).
+Therefore a body's size is limited (413). The sum of all bodies' bytes is limited too (503, by `capacity`), and so are
+the time and the rate of a body's arrival (408). Bodies in gzip are decompressed while they arrive.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from aiohttp.web import BaseRequest, RequestPayloadError
 
 from conveyor_gateway.capacity.ledger import Hold, build_memory_full
 from conveyor_gateway.errors import Code, GatewayError
+from conveyor_protocol.gzip_bodies import BadGzip, Gunzip, is_gzip
 
 # The gateway parses no longer bodies. `python -m conveyor_bench loop` measures what parsing costs (ADR 125).
 MAX_ROUTED_BYTES: Final = 1 << 20
@@ -32,28 +33,26 @@ class BodyReader:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def read(self, request: BaseRequest, hold: Hold, is_parsed: bool, path_max_bytes: int = 0) -> bytes:
-        """Return the body unchanged, with its bytes reserved in `hold`.
+    async def read(self, request: BaseRequest, hold: Hold, path_max_bytes: int = 0) -> bytes:
+        """Return the body, decompressed, with its bytes reserved in `hold`.
 
-        is_parsed: whether the gateway parses the body, because its JSON names the service. path_max_bytes: the path's
-        own limit, if its bodies may be longer than those of other paths.
+        path_max_bytes: the path's own limit, if its bodies may be longer than those of other paths.
 
         Raises GatewayError if the body is rejected.
         """
         max_bytes = max(self._max_request_bytes, path_max_bytes)
-        if is_parsed:
-            max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes)
         if (request.content_length or 0) > max_bytes:
-            raise self._too_large(max_bytes)
+            raise _too_large(max_bytes)
+        gunzip = _find_gunzip(request.headers.get("Content-Encoding"))
         _send_continue(request)
         # Most bodies arrive with their headers and need no timer.
         receive = self._receive if request.content.is_eof() else self._receive_in_time
         try:
-            return await receive(request.content, hold, max_bytes)
-        except RequestPayloadError as error:
+            return await receive(request.content, hold, max_bytes, gunzip)
+        except (RequestPayloadError, BadGzip) as error:
             raise GatewayError(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
 
-    async def _receive_in_time(self, content: StreamReader, hold: Hold, max_bytes: int) -> bytes:
+    async def _receive_in_time(self, content: StreamReader, hold: Hold, max_bytes: int, gunzip: Gunzip | None) -> bytes:
         began = asyncio.get_running_loop().time()
         hold.note_arriving()
         try:
@@ -62,7 +61,7 @@ class BodyReader:
                 def extend(num_received: int) -> None:
                     limit.reschedule(began + self._limit_seconds(num_received))
 
-                return await self._receive(content, hold, max_bytes, extend)
+                return await self._receive(content, hold, max_bytes, gunzip, extend)
         except TimeoutError:
             raise self._too_slow(began) from None
 
@@ -71,16 +70,24 @@ class BodyReader:
         content: StreamReader,
         hold: Hold,
         max_bytes: int,
+        gunzip: Gunzip | None,
         on_piece: Callable[[int], None] = lambda num_received: None,
     ) -> bytes:
         received = bytearray()  # not a list of pieces, because each piece may have only one byte
-        while piece := await content.readany():
-            if not hold.reserve(len(piece)):
-                raise build_memory_full()
-            if hold.size_bytes > max_bytes:
-                raise self._too_large(max_bytes)
-            received += piece
-            on_piece(len(received))
+        num_arrived = 0
+        while arrived := await content.readany():
+            num_arrived += len(arrived)
+            for piece in (arrived,) if gunzip is None else gunzip.feed(arrived):
+                if not hold.reserve(len(piece)):
+                    raise build_memory_full()
+                if hold.size_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                received += piece
+                if gunzip is not None:
+                    await asyncio.sleep(0)  # lets the event loop serve other requests
+            on_piece(num_arrived)
+        if gunzip is not None:
+            gunzip.end()
         return bytes(received)
 
     def _limit_seconds(self, num_received: int) -> float:
@@ -94,11 +101,17 @@ class BodyReader:
             Code.BODY_TOO_SLOW,
         )
 
-    def _too_large(self, max_bytes: int) -> GatewayError:
-        elsewhere = ""
-        if max_bytes < self._max_request_bytes:
-            elsewhere = f"; at /<namespace>/<name>/v1/... the limit is {self._max_request_bytes}"
-        return GatewayError(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
+
+def _too_large(max_bytes: int) -> GatewayError:
+    return GatewayError(f"the body is longer than {max_bytes} bytes", Code.REQUEST_TOO_LARGE)
+
+
+def _find_gunzip(content_encoding: str | None) -> Gunzip | None:
+    """Return what decompresses the body; None if it is not compressed. Raises GatewayError."""
+    if (is_compressed := is_gzip(content_encoding)) is None:
+        message = f"the body has Content-Encoding {content_encoding!r}; send it in gzip, or uncompressed"
+        raise GatewayError(message, Code.ENCODED_BODY)
+    return Gunzip() if is_compressed else None
 
 
 def _send_continue(request: BaseRequest) -> None:
@@ -116,16 +129,6 @@ class _Body(msgspec.Struct):
 
 _BODY: Final = msgspec.json.Decoder(_Body)
 _MAX_PLACES: Final = 2  # places of a body that are tried as its `model`, each of which costs as much as `read_model`
-
-
-def check_encoding(content_encoding: str | None) -> None:
-    """Raise GatewayError for a body that the gateway would have to decompress to route it."""
-    if content_encoding not in (None, "", "identity"):
-        raise GatewayError(
-            f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
-            "send it uncompressed, or to /<namespace>/<name>/v1/...",
-            Code.ENCODED_BODY,
-        )
 
 
 def read_model(body: bytes) -> str:
@@ -212,15 +215,15 @@ def rename_model(body: bytes, model: str) -> bytes:
     for place in islice(re.finditer(rb'"model"\s*:\s*' + re.escape(written), body), _MAX_PLACES):
         start = place.end() - len(written)
         renamed = b"".join((memoryview(body)[:start], wanted, memoryview(body)[place.end() :]))
-        if _names(renamed, wanted):  # otherwise the place is within another member
+        if names_model(renamed, wanted):  # otherwise the place is within another member
             return renamed
     message = "the gateway could not replace model: write its key once and without escapes, before other members"
     raise GatewayError(message, Code.INVALID_JSON, "model")
 
 
-def _names(body: bytes, model: bytes) -> bool:
+def names_model(body: bytes, model: bytes) -> bool:
     """Return whether the `model` of a body is written like this."""
     try:
         return memoryview(_BODY.decode(body).model) == model
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False

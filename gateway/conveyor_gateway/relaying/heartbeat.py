@@ -1,7 +1,8 @@
-"""Keeps a stream's connection open while its request waits for an engine to start, by sending comments.
+"""Keeps a stream's connection open while its request waits for an engine to start, by sending empty lines.
 
 Used by `request_life` for services that may scale to zero, because proxies close connections that are silent for a
-minute. After the first comment the response is a stream with status 200, so a later error is sent as its last event.
+minute. Readers of streams skip empty lines, but some take a comment for an event (ADR 138). After the first of them
+the response is a stream with status 200, so a later error is sent as its last event.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from conveyor_gateway.responses import build_error_event, write_error_event
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
-COMMENT: Final = b": waiting\n\n"
+BEAT: Final = b"\n\n"
 
 
 class _Refusal(msgspec.Struct, omit_defaults=True):
@@ -44,7 +45,7 @@ class Heartbeat:
 
     @contextlib.asynccontextmanager
     async def beating(self, body: bytes) -> AsyncIterator[None]:
-        """Send comments while the request with this body waits."""
+        """Send empty lines while the request with this body waits."""
         task = asyncio.create_task(self._beat(body))
         try:
             yield
@@ -53,6 +54,8 @@ class Heartbeat:
             await asyncio.wait((task,))
 
     async def _beat(self, body: bytes) -> None:
+        if not self.period_seconds:
+            return
         await asyncio.sleep(self.period_seconds)
         if not requests_stream(body):
             return
@@ -63,7 +66,7 @@ class Heartbeat:
             await response.prepare(self.request)
             self.response = response
             while True:
-                await response.write(COMMENT)
+                await response.write(BEAT)
                 await asyncio.sleep(self.period_seconds)
 
     async def end_with_error(self, failure: GatewayError) -> StreamResponse:
@@ -81,11 +84,11 @@ class Heartbeat:
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)
         try:
-            refusal = msgspec.json.decode(answer.first, type=_Refusal)
+            refusal = msgspec.to_builtins(msgspec.json.decode(answer.first, type=_Refusal))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             words = f"the engine responded {answer.status} with neither a stream nor an error"
             return await self.end_with_error(GatewayError(words, Code.ENGINE_BROKE))
-        return await self._end_with_event(write_error_event(msgspec.json.encode(refusal), self.record.path))
+        return await self._end_with_event(write_error_event(refusal, self.record.path))
 
     async def _end_with_event(self, event: bytes) -> StreamResponse:
         assert self.response is not None, "the stream has started"

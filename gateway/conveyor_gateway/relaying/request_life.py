@@ -27,9 +27,9 @@ from conveyor_gateway.held_request import HeldRequest
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
 from conveyor_gateway.relaying.bodies import (
+    MAX_ROUTED_BYTES,
     NO_FIELDS,
     BodyReader,
-    check_encoding,
     read_model,
     read_queue_fields,
     rename_model,
@@ -37,12 +37,15 @@ from conveyor_gateway.relaying.bodies import (
 from conveyor_gateway.relaying.deaths import Deaths
 from conveyor_gateway.relaying.forms import find_model_field, is_form, rename_model_field
 from conveyor_gateway.relaying.heartbeat import Heartbeat
+from conveyor_gateway.relaying.long_bodies import find_long_model
 from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
+from conveyor_gateway.relaying.waking import check_may_wake
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import (
     CLASS_HEADER,
     REQUEST_ID_HEADER,
@@ -108,11 +111,13 @@ class RequestLife:
     async def _read(self) -> _Arrived:
         request, record, hold = self.request, self.record, self.held.hold
         has_form = is_form(request.headers.get("Content-Type"))
-        is_parsed = self.route.service is None and not self.route.model and not has_form
-        body = await self.parts.bodies.read(request, hold, is_parsed, self.route.max_bytes)
+        body = await self.parts.bodies.read(request, hold, self.route.max_bytes)
         model, body = self._find_model(body)
         service = model.service
         record.service = service.key
+        if service.is_asleep:
+            is_json = not has_form and JSON_LENGTH_HEADER not in request.headers
+            check_may_wake(service, self.route, body if is_json else None)
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
         fields, json_body = (NO_FIELDS, b"") if has_form else (read_queue_fields(body), body)
         priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, self.route.may_stream)
@@ -139,9 +144,8 @@ class RequestLife:
         if self.route.model:
             return find_model(self.route.model, directory), body
         content_type = self.request.headers.get("Content-Type", "")
-        check_encoding(self.request.headers.get("Content-Encoding"))
-        if is_form(content_type):
-            field = find_model_field(body, content_type)
+        if is_form(content_type) or len(body) > MAX_ROUTED_BYTES:
+            field = find_model_field(body, content_type) if is_form(content_type) else find_long_model(body)
             found = find_model(field.model, directory)
             return found, rename_model_field(body, field, found.engine_name)
         name = read_model(body)

@@ -45,6 +45,7 @@ class Service:
     max_queued_requests: int  # at all gateways
     queue_timeout_seconds: float
     request_timeout_seconds: float
+    task: str | None = None  # of the model; None: not known
     max_model_len: int | None = None  # longest prompt and answer together, in tokens; None: not known yet
     idle_timeout_seconds: float | None = None  # time without requests until it scales to zero; None: never
     is_asleep: bool = False  # scaled to zero because it was idle; the next request starts it
@@ -96,6 +97,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         namespace=resource.namespace,
         name=resource.name,
         model_name=resource.served_model_name,
+        task=resource.task if spec.runtime == "Conveyor" else None,
         listed=spec.listed,
         created_unix=int(datetime.fromisoformat(created).timestamp()) if created else 0,
         batch_size=batching.effective_batch_size,

@@ -131,6 +131,12 @@ async def test_an_answer_too_large_to_be_collected_begins_before_it_ends(
             assert (await answer.content.read()).endswith(b"12")
 
 
+async def test_the_keywords_that_an_answer_might_not_follow_pass(stack: Stack, http: aiohttp.ClientSession) -> None:
+    warning = '299 - "the answer might not follow these keywords of the JSON schema: uniqueItems at #/properties/a"'
+    head = f"HTTP/1.1 200 OK\r\nWarning: {warning}\r\nContent-Length: 2\r\n\r\n"
+    assert (await ask_raw(stack, http, head.encode(), [b"{}"]))[1]["Warning"] == warning
+
+
 async def test_the_status_passes_and_the_engine_s_words_for_it_do_not(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
@@ -227,7 +233,7 @@ async def test_a_requests_bytes_and_path_pass_exactly_and_its_query_does_not(
     assert request.headers["Content-Length"] == str(size)
 
 
-async def test_a_chunked_compressed_request_passes_as_it_is(stack: Stack, http: aiohttp.ClientSession) -> None:
+async def test_a_chunked_compressed_request_is_decompressed(stack: Stack, http: aiohttp.ClientSession) -> None:
     packed = gzip.compress(b"{}")
 
     async def pieces():  # type: ignore[no-untyped-def]
@@ -240,8 +246,9 @@ async def test_a_chunked_compressed_request_passes_as_it_is(stack: Stack, http: 
         async with http.post(stack.completions, data=pieces(), headers=headers) as answer:
             assert answer.status == 200
     request, received = engine.requests[0]
-    assert received == packed
-    assert request.headers["Content-Encoding"] == "gzip"
+    assert received == b"{}"
+    assert "Content-Encoding" not in request.headers
+    assert request.headers["Content-Length"] == "2"
 
 
 async def test_a_client_that_expects_100_continue_gets_it(stack: Stack, gateway: GatewayProcess) -> None:

@@ -98,7 +98,7 @@ class TestAtZero:
         await stack.apply_service(autoscaling={"minReplicas": 0, "maxReplicas": 2})
         return stack
 
-    async def test_the_client_reads_over_comments_and_raises_the_refusal(
+    async def test_the_client_reads_over_empty_lines_and_raises_the_refusal(
         self, stack: Stack, client: AsyncAnthropic
     ) -> None:
         async with running_engine(answering(web.json_response, data=REFUSAL, status=400)) as engine:

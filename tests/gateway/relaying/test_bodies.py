@@ -6,7 +6,9 @@ import tracemalloc
 import pytest
 
 from conveyor_gateway.errors import GatewayError
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, check_encoding, read_model, rename_model
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_model, rename_model
+from conveyor_gateway.relaying.forms import rename_model_field
+from conveyor_gateway.relaying.long_bodies import find_long_model
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,49 @@ def test_a_body_without_a_model_to_read_is_refused(body: bytes, code: str) -> No
     assert caught.value.status == 400
 
 
-def test_a_compressed_body_is_refused_with_what_to_do() -> None:
-    with pytest.raises(GatewayError, match="uncompressed, or to /<namespace>") as caught:
-        check_encoding("gzip")
-    assert caught.value.status == 415
+MIB = b"x" * MAX_ROUTED_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "a/b", "prompt": "%s"}' % MIB,
+        b'{"prompt": "%s", "model" : "a\\/b" }' % MIB,
+        b'{"prompt": "%s", "model": "a/b", "tools": [{"model": "x"}]}' % MIB,
+        b'{"model": "a/b", "tools": [{"model": "x"}], "prompt": "%s"}' % MIB,
+        b'{"model": "a/b", "prompt": "%s", "tools": [{"model": "x"}]}' % MIB,
+        b'{"model": "x", "prompt": "%s", "model": "a/b"}' % MIB,
+        b'{"input": ["\\"model\\": \\"x\\"", "%s"], "model": "a/b", "n": 1}' % MIB,
+    ],
+    ids=lambda body: body.replace(MIB, b"...").decode(),
+)
+def test_a_long_body_names_its_model_near_an_end(body: bytes) -> None:
+    found = find_long_model(body)
+    assert found.model == "a/b"
+    assert json.loads(rename_model_field(body, found, "q")) == {**json.loads(body), "model": "q"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "%s"}' % MIB,
+        b'{"tool": {"model": "x"}, "prompt": "%s"}' % MIB,
+        b'{"prompt": "%s", "tool": {"model": "x"}}' % MIB,
+        b'{"a": "%s", "model": "a/b", "b": "%s"}' % (MIB, MIB),
+        b'{"model": "a/b' + MIB,
+        b'{"m\\u006fdel": "a/b", "prompt": "%s"}' % MIB,
+        b'{"model": 5, "prompt": "%s"}' % MIB,
+        b'{"model": "\\ud800", "prompt": "%s"}' % MIB,
+        b'{"model": "\xff", "prompt": "%s"}' % MIB,
+        b'"model":"a"' * 200_000,
+        b'{"x": [' + b'{"model":"x"},' * 100_000 + b'0], "model": 5}',
+    ],
+    ids=lambda body: repr(body.replace(MIB, b"...")[:60]),
+)
+def test_a_long_body_without_a_model_near_an_end_is_refused(body: bytes) -> None:
+    with pytest.raises(GatewayError, match="within this distance of its beginning or end") as caught:
+        find_long_model(body)
+    assert caught.value.code == "no_model"
 
 
 def test_renaming_the_model_changes_nothing_else() -> None:

@@ -7,6 +7,8 @@ import time
 import aiohttp
 import pytest
 from aiohttp import web
+from openai import APIError, AsyncOpenAI
+from openai.types.responses import ResponseErrorEvent
 from tests.gateway.engine_servers import (
     Talk,
     answering,
@@ -17,6 +19,8 @@ from tests.gateway.engine_servers import (
 from tests.gateway.stack import Stack, post
 
 from conveyor_gateway.admission.engine_pool import LEFT_OUT_SECONDS
+from conveyor_gateway.errors import Code, GatewayError
+from conveyor_gateway.responses import build_error_event
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -177,6 +181,38 @@ async def test_a_request_with_a_form_whose_engine_dies_is_not_sent_to_another(
         status, answer, _ = await post(http, stack.completions, body)
     assert (status, answer["error"]["code"]) == (502, "engine_lost")
     assert stack.metric("retries_total", reason="lost") == 0
+
+
+async def test_openai_s_client_raises_a_server_error_for_a_stream_of_responses_that_breaks(stack: Stack) -> None:
+    async def die(request: web.Request) -> web.StreamResponse:
+        answer = await begin_stream(request, b'event: x\ndata: {"type": "response.in_progress"}\n\n')
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with running_engine(die) as engine, AsyncOpenAI(base_url=stack.url, api_key="-", max_retries=0) as client:
+        await stack.add_engine(engine.port)
+        stream = await client.responses.create(model="qwen", input="a", stream=True)
+        with pytest.raises(APIError) as caught:
+            async for _ in stream:
+                pass
+    assert (caught.value.type, caught.value.code) == ("server_error", "engine_broke")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_the_event_of_an_error_has_the_form_of_its_api(path: str) -> None:
+    *name, data = build_error_event(GatewayError("broke", Code.ENGINE_BROKE), path).decode().splitlines()[:-1]
+    event = json.loads(data.removeprefix("data: "))
+    kind, code = event["error"]["type"], event["error"]["code"]
+    match path:
+        case "/v1/responses":
+            assert name == ["event: error"]
+            ResponseErrorEvent.model_validate(event)
+            assert (event["type"], event["code"], kind) == ("error", "engine_broke", "server_error")
+        case "/v1/messages":
+            assert (name, event["type"], kind, code) == (["event: error"], "error", "api_error", "engine_broke")
+        case _:
+            assert (name, event.keys(), kind, code) == ([], {"error"}, "server_error", "engine_broke")
 
 
 @pytest.mark.parametrize(("sent", "glue"), [(b"data: 1\n\n", b""), (b"data: 1\n\ndata: {", b"\n\n")])

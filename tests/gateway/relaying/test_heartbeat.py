@@ -1,6 +1,6 @@
 """Tests a stream that waits for a service at zero.
 
-Comments keep its connection, and the answer follows in the stream.
+Empty lines keep its connection, and the answer follows in the stream.
 """
 
 import asyncio
@@ -44,21 +44,20 @@ async def stream(stack: Stack, http: aiohttp.ClientSession) -> AsyncIterator[aio
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         assert answer.headers["X-Request-Id"]
         assert answer.headers["X-Accel-Buffering"] == "no"
-        assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
+        assert await answer.content.readuntil(b"\n\n") == b"\n\n"
         yield answer
 
 
 async def read(stream: aiohttp.ClientResponse) -> list[bytes]:
-    """Return the events that follow, without the comments."""
-    events = (await stream.read()).split(b"\n\n")[:-1]
-    return [event for event in events if not event.startswith(b":")]
+    """Return the events that follow, without the empty lines."""
+    return [event for event in (await stream.read()).split(b"\n\n") if event]
 
 
 async def talk(request: web.Request) -> web.StreamResponse:
     return await begin_stream(request, EVENT, b"data: [DONE]\n\n")
 
 
-async def test_the_engine_s_events_follow_the_comments(stack: Stack, stream: aiohttp.ClientResponse) -> None:
+async def test_the_engine_s_events_follow_the_empty_lines(stack: Stack, stream: aiohttp.ClientResponse) -> None:
     async with running_engine(talk) as engine:
         await stack.add_engine(engine.port)
         assert await read(stream) == [EVENT.strip(), b"data: [DONE]"]
@@ -119,6 +118,17 @@ async def test_a_client_that_requests_no_stream_gets_a_status(stack: Stack, http
         status, answer, _ = await post(http, f"{stack.url}/chat/completions", body)
         assert (status, answer["error"]["code"]) == (504, "queue_timeout")
     status, answer, _ = await post(http, f"{stack.url}/embeddings", STREAM)
+    assert (status, answer["error"]["code"]) == (504, "queue_timeout")
+
+
+async def test_without_a_heartbeat_an_error_keeps_its_status(
+    cluster: Cluster, kubeconfig: Path, http: aiohttp.ClientSession
+) -> None:
+    flags = ("--watch-namespaces", cluster.namespace, "--heartbeat-seconds", "0")
+    with GatewayProcess(kubeconfig, *flags) as gateway:
+        stack = Stack(gateway, cluster)
+        await stack.apply_service(**ZERO, queue={"timeout": "1s"})
+        status, answer, _ = await post(http, f"{stack.url}/chat/completions", STREAM)
     assert (status, answer["error"]["code"]) == (504, "queue_timeout")
 
 

@@ -1,7 +1,10 @@
 """Tests the life of a request through a whole gateway: queue, engine, retry, deadline and disconnect."""
 
 import asyncio
+import gzip
+import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
@@ -18,7 +21,7 @@ from tests.gateway.engine_servers import (
     running_engine,
 )
 from tests.gateway.process import GatewayProcess
-from tests.gateway.stack import Stack, post
+from tests.gateway.stack import Stack, get, post
 
 BATCH_OF_ONE = {"batching": {"maxBatchSize": 1}}  # two places per engine
 
@@ -228,24 +231,88 @@ async def test_the_request_id_goes_to_the_engine_and_back_and_is_made_if_there_i
     await stack.wait(lambda: any(f"id={made} service={stack.key}" in line for line in gateway.log))
 
 
-@pytest.mark.parametrize(("path", "max_mib"), [("/{key}/v1/completions", 8), ("/v1/completions", 1)])
+@pytest.mark.parametrize("path", ["/{key}/v1/completions", "/v1/completions"])
 @pytest.mark.parametrize("is_announced", [True, False])
 async def test_a_body_above_the_limit_is_answered_413(
-    stack: Stack, http: aiohttp.ClientSession, is_announced: bool, path: str, max_mib: int
+    stack: Stack, http: aiohttp.ClientSession, is_announced: bool, path: str
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         """Yield only as much as the gateway reads. A socket that still sends would outlive this test's event loop."""
-        for _ in range(0 if is_announced else max_mib):
+        for _ in range(0 if is_announced else 8):
             yield b" " * (1 << 20)
         yield b" "
 
-    headers = {"Content-Length": str((max_mib << 20) + 1)} if is_announced else {}
+    headers = {"Content-Length": str((8 << 20) + 1)} if is_announced else {}
     url = stack.gateway.url + path.format(key=stack.key)
     async with http.post(url, data=pieces(), headers=headers) as answer:
         assert answer.status == 413
         error = (await answer.json())["error"]
     assert error["code"] == "request_too_large"
-    assert ("at /<namespace>/<name>/v1/... the limit is 8388608" in error["message"]) is (max_mib == 1)
+
+
+async def test_a_long_body_at_the_root_is_routed_by_its_model(
+    gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * (7 << 20)}]}
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        for body in ({**long, "model": stack.key}, {"model": stack.key, **long}):
+            assert (await post(http, f"{gateway.url}/v1/chat/completions", json.dumps(body).encode()))[0] == 200
+        assert [json.loads(body) for _, body in engine.requests] == [{**long, "model": "qwen"}] * 2
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+async def test_a_compressed_body_is_decompressed(
+    gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession, is_root: bool
+) -> None:
+    url = f"{gateway.url}/v1/completions" if is_root else stack.completions
+    body = json.dumps({"model": stack.key, "prompt": [hashlib.sha256(b"%d" % n).hexdigest() for n in range(30_000)]})
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        assert (await post(http, url, gzip.compress(body.encode()), Content_Encoding="gzip"))[0] == 200
+        for wrong, encoding, status, code in (
+            (body.encode(), "gzip", 400, "malformed_body"),
+            (gzip.compress(b" " * (1 << 20)), "gzip", 400, "malformed_body"),
+            (gzip.compress(os.urandom(5 << 20).hex().encode(), 1), "gzip", 413, "request_too_large"),
+            (body.encode(), "br", 415, "encoded_body"),
+        ):
+            answer = await post(http, url, wrong, Content_Encoding=encoding)
+            assert (answer[0], answer[1]["error"]["code"]) == (status, code)
+    ((request, sent),) = engine.requests
+    assert json.loads(sent) == {**json.loads(body), "model": "qwen" if is_root else stack.key}
+    assert "Content-Encoding" not in request.headers
+
+
+async def test_only_a_request_that_could_be_answered_wakes_a_service(stack: Stack, http: aiohttp.ClientSession) -> None:
+    await stack.apply_service(autoscaling={"minReplicas": 0, "maxReplicas": 1})
+    model = {"uri": "hf://org/model", "task": "Generate"}
+    await asyncio.to_thread(stack.cluster.set_status, "qwen", desiredReplicas=0, model=model)
+    while True:
+        if (await get(http, f"{stack.url}/health"))[0] == 200:  # the gateway knows that it sleeps
+            break
+        await asyncio.sleep(0.02)
+    for path, body, code in (
+        ("chat/completions", b"{", "invalid_json"),
+        ("chat/completions", b"[]", "invalid_json"),
+        ("chat/completions", b"", "invalid_json"),
+        ("chat/completions", b"[" * (2 << 20), "invalid_json"),
+        ("embeddings", b"{}", "wrong_task"),
+        ("audio/transcriptions", b"{}", "wrong_task"),
+    ):
+        status, answer, _ = await post(http, f"{stack.url}/{path}", body)
+        assert (status, answer["error"]["code"]) == (400, code), (path, body[:5])
+    for method, path, status in (
+        ("GET", "models", 200), ("HEAD", "models", 200), ("GET", "health", 200), ("HEAD", "health", 200),
+        ("GET", "chat/completions", 405), ("OPTIONS", "chat/completions", 405), ("POST", "nothing", 404),
+    ):  # fmt: skip
+        async with http.request(method, f"{stack.url}/{path}") as page:
+            assert page.status == status, (method, path)
+    assert stack.metric("queue_wait_seconds_count") == 0, "no request was queued"
+    asking = asyncio.create_task(post(http, f"{stack.url}/chat/completions", b"{}"))
+    await stack.wait_demand(queued=1)
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        assert (await asking)[0] == 200
 
 
 async def test_a_client_without_a_body_for_the_root_is_answered_400(

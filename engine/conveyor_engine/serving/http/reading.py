@@ -11,6 +11,7 @@ from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.worker import INPUTS_MAX
+from conveyor_protocol.gzip_bodies import BadGzip, Gunzip, is_gzip
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
@@ -39,11 +40,12 @@ def body_bytes_max(facts: ModelFacts) -> int:
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
-    """Return the whole body. Raises InvalidRequest."""
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        message = f"the body has Content-Encoding {encoding!r}; send it uncompressed"
+    """Return the whole body, decompressed. Raises InvalidRequest."""
+    encoding = request.headers.get("content-encoding")
+    if (is_compressed := is_gzip(encoding)) is None:
+        message = f"the body has Content-Encoding {encoding!r}; send it in gzip, or uncompressed"
         raise InvalidRequest(message, code=ErrorCode.ENCODED_BODY)
+    gunzip = Gunzip() if is_compressed else None
     declared = request.headers.get("content-length", "0")
     message = f"the body is longer than {max_bytes} bytes, the most that this model needs"
     too_large = InvalidRequest(message, code=ErrorCode.REQUEST_TOO_LARGE)
@@ -52,11 +54,18 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
-            async for piece in request.stream():
-                body += piece
-                held.grow(len(piece))
-                if len(body) > max_bytes:
-                    raise too_large
+            async for arrived in request.stream():
+                for piece in (arrived,) if gunzip is None else gunzip.feed(arrived):
+                    body += piece
+                    held.grow(len(piece))
+                    if len(body) > max_bytes:
+                        raise too_large
+                    if gunzip is not None:
+                        await asyncio.sleep(0)  # lets the event loop serve other requests
+        if gunzip is not None:
+            gunzip.end()
+    except BadGzip as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
     except TimeoutError:
         message = f"the body did not arrive within {BODY_SECONDS_MAX:g} s"
         raise InvalidRequest(message, code=ErrorCode.BODY_TOO_SLOW) from None

@@ -1,5 +1,8 @@
 """Tests probes, metrics, models and the headers of all answers on a real server."""
 
+import gzip
+import json
+import os
 import re
 import socket
 
@@ -172,5 +175,15 @@ def test_long_bodies_on_one_connection_are_no_headers(server: EngineServer) -> N
     assert server.get("/livez").status_code == 200
 
 
-def test_a_compressed_body_is_refused(server: EngineServer) -> None:
-    assert server.post("/v1/completions", b"x", **{"Content-Encoding": "gzip"}).status_code == 415
+def test_a_compressed_body_is_decompressed(server: EngineServer) -> None:
+    body = json.dumps({"prompt": "a b", "max_tokens": 1}).encode()
+    for sent, encoding, status in (
+        (gzip.compress(body), "gzip", 200),
+        (body, "identity", 200),
+        (body, "gzip", 400),
+        (gzip.compress(b" " * 2**21), "gzip", 400),
+        (gzip.compress(os.urandom(2**21)), "gzip", 413),
+        (body, "br", 415),
+    ):
+        answer = server.post("/v1/completions", sent, **{"Content-Encoding": encoding})
+        assert answer.status_code == status, (sent[:9], encoding, answer.text)
