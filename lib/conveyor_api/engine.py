@@ -15,8 +15,9 @@ Task = Literal[
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 ToolParser = Literal[
-    "Auto", "None", "Hermes", "Qwen3Coder", "Llama3Json", "Llama4Pythonic", "Mistral", "DeepSeekV3", "DeepSeekV31"
-]
+    "Auto", "None", "Hermes", "Qwen3Coder", "Llama3Json", "Llama4Pythonic", "Mistral", "DeepSeekV3", "DeepSeekV31",
+    "GLM45", "MiniMaxM2", "SeedOSS", "Granite", "Jamba", "InternLM", "Phi4MiniJson", "LFM2",
+]  # fmt: skip
 ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
 
 DEFAULT_QUEUED_REQUESTS: Final = 256

@@ -35,8 +35,9 @@ Padding = Literal["none", "real"]
 LengthGrouping = Literal["auto", "off"]
 SamplingDefaultsSource = Literal["model", "openai"]
 ToolParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "llama4_pythonic", "mistral", "deepseek_v3", "deepseek_v31"
-]
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "llama4_pythonic", "mistral", "deepseek_v3", "deepseek_v31",
+    "glm45", "minimax_m2", "seed_oss", "granite", "jamba", "internlm", "phi4_mini_json", "lfm2",
+]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]

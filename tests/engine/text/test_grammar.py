@@ -227,6 +227,10 @@ CALL_OF_EACH_FORMAT = {
     "llama3_json": '{"name": "now", "parameters": {"a": 5}}; {"name": "now", "parameters": {"a": 5}}',
     "list": '[{"name": "now", "arguments": {"a": 5}}]',
     "llama4_pythonic": "[now(a=5)]",
+    "glm45": "<tool_call>now\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "granite": '<|tool_call|>[{"name": "now", "arguments": {"a": 5}}]',
+    "lfm2": "<|tool_call_start|>[now(a=5)]<|tool_call_end|>",
 }
 
 

@@ -12,8 +12,8 @@ from typing import Final
 from conveyor_engine.text.json_grammar import JSON_OPTIONS, JsonSchema
 from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.machine import Program
-from conveyor_engine.text.parsing.pythonic import read_pythonic
-from conveyor_engine.text.parsing.xml_calls import XmlCalls
+from conveyor_engine.text.parsing.pythonic import Pythonic
+from conveyor_engine.text.parsing.xml_calls import XmlSyntax
 from conveyor_engine.text.tags import FindToken, quote
 
 
@@ -61,12 +61,16 @@ class CallSyntax:
 class Format:
     """One format."""
 
-    reads: Marked | Leading | None  # None: `build_program` has a separate program
+    reads: Marked | Leading | Pythonic | XmlSyntax
     shape: CallSyntax | None = None  # None: required calls use the format LIST
-    needs_schemas: bool = False  # whether parsing needs the tools' schemas to recognize strings
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
     templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
     begins: Sequence[str] = ()  # marks with which calls begin; `{tool}` stands for the name of a tool
+
+    @property
+    def needs_schemas(self) -> bool:
+        """Whether parsing needs the tools' schemas to recognize strings."""
+        return isinstance(self.reads, XmlSyntax)
 
     @property
     def reads_marks(self) -> bool:
@@ -77,12 +81,38 @@ class Format:
 LIST = "list"
 _REST: Final = r"""rest: TEXT (<[*]> TEXT)*
 TEXT: /(.|\n)*/"""  # any tokens; the first one may begin within a mark
+_FUNCTIONS: Final = ("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
 FORMATS: Final[Mapping[str, Format]] = {
     # in the order in which templates are searched: more specific formats come first
+    "glm45": Format(
+        XmlSyntax(
+            "", "", "<tool_call>", "", "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>", value="<arg_value>"
+        ),
+        templates=[["<arg_key>"]],
+        begins=["<tool_call>"],
+    ),
+    "minimax_m2": Format(
+        XmlSyntax(
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            '<invoke name="',
+            '">',
+            "</invoke>",
+            '<parameter name="',
+            '">',
+            "</parameter>",
+        ),
+        templates=[["<minimax:tool_call>"]],
+        begins=["<minimax:tool_call>", "<invoke name="],
+    ),
+    "seed_oss": Format(
+        XmlSyntax("<seed:tool_call>", "</seed:tool_call>", *_FUNCTIONS),
+        templates=[["<seed:tool_call>"]],
+        begins=["<seed:tool_call>", "<function="],
+    ),
     "qwen3_coder": Format(
-        None,
-        needs_schemas=True,
+        XmlSyntax("<tool_call>", "</tool_call>", *_FUNCTIONS),
         templates=[["<function=", "<parameter="]],
         begins=["<tool_call>", "<function="],
     ),
@@ -114,14 +144,38 @@ FORMATS: Final[Mapping[str, Format]] = {
         templates=[["[TOOL_CALLS]"]],
         begins=["[TOOL_CALLS]"],
     ),
+    "granite": Format(
+        Marked("<|tool_call|>", ("<|/tool_call|>",), is_list=True),
+        has_special_tokens=True,
+        templates=[["<|tool_call|>"], ["<|tool|>", "<|/tool|>"]],
+        begins=["<|tool_call|>"],
+    ),
+    "jamba": Format(
+        Marked("<tool_calls>", ("</tool_calls>",), is_list=True),
+        templates=[["<tool_calls>"]],
+        begins=["<tool_calls>"],
+    ),
+    "internlm": Format(
+        Marked("<|action_start|><|plugin|>", ("<|action_end|>",)),
+        has_special_tokens=True,
+        templates=[["<|action_start|>", "<|plugin|>"]],
+        begins=["<|action_start|>"],
+    ),
+    "phi4_mini_json": Format(Marked("functools", is_list=True), templates=[["functools["]], begins=["functools["]),
     "hermes": Format(
         Marked("<tool_call>", ("</tool_call>",)),
         CallSyntax("<tool_call>\n", "\n<tool_call>\n", "", *_BESIDE_ARGUMENTS[:2], "}\n</tool_call>"),
         templates=[["<tool_call>"]],
         begins=["<tool_call>"],
     ),
+    "lfm2": Format(
+        Pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+        has_special_tokens=True,
+        templates=[["<|tool_call_start|>"], ["<|tool_list_start|>"]],
+        begins=["<|tool_call_start|>"],
+    ),
     "llama4_pythonic": Format(
-        None,
+        Pythonic("<|python_start|>", "<|python_end|>"),
         has_special_tokens=True,
         templates=[["func_name1(params_name1"]],
         begins=["<|python_start|>", "[{tool}("],
@@ -183,9 +237,7 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
 
 def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:
     """Return the program that parses a format's calls. `strings`: the string arguments of each tool, by its schema."""
-    row = FORMATS[name]
-    if row.reads is not None:
-        return row.reads.build()
-    if name == "qwen3_coder":
-        return XmlCalls({tool: frozenset(keys) for tool, keys in strings.items()}).read
-    return read_pythonic
+    reads = FORMATS[name].reads
+    if isinstance(reads, XmlSyntax):
+        return reads.build({tool: frozenset(keys) for tool, keys in strings.items()})
+    return reads.build()

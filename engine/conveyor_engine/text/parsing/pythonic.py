@@ -1,16 +1,16 @@
-"""Parses calls in the format of Llama 4: `[name(key=value), ...]`, with values in Python's syntax.
+"""Parses calls in the format of Llama 4 and LFM2: `[name(key=value), ...]`, with values in Python's syntax.
 
 Values are converted to JSON while they are read. Quotes, escapes, white space, `True`, `False` and `None` change.
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from string import hexdigits
 
-from conveyor_engine.text.parsing.machine import END, Reading, Write, read_until, skip_space
+from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, skip_space
 
-_MARKS = ("<|python_start|>", "<|python_end|>")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.")
 _PAIRS = {"[": "]", "{": "}"}
@@ -18,18 +18,29 @@ _CODE_LENGTHS = {"x": 2, "u": 4}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 
 
-def read_pythonic(write: Write, first: str | None) -> Reading[None]:
-    """Read an answer. Calls are parsed only in a list at its beginning."""
+@dataclass(frozen=True, slots=True)
+class Pythonic:
+    """Calls in a list at the beginning of an answer, possibly between two marks."""
+
+    begin: str
+    end: str
+
+    def build(self) -> Program:
+        """Return the program that parses an answer."""
+        return partial(_read_answer, self)
+
+
+def _read_answer(marks: Pythonic, write: Write, first: str | None) -> Reading[None]:
     content = partial(write, "content")
     held: list[str] = []
     character: str | None = yield from skip_space(first, held.append)
-    for expected in _MARKS[0]:
+    for expected in marks.begin:
         if character != expected:
             break
         held.append(character)
         character = yield
     character = yield from skip_space(character, held.append)
-    if "".join(held).strip() in ("", _MARKS[0]) and character == "[":
+    if "".join(held).strip() in ("", marks.begin) and character == "[":
         held.append(character)
         is_call = True
         character = None
@@ -45,7 +56,7 @@ def read_pythonic(write: Write, first: str | None) -> Reading[None]:
             character = yield from skip_space(None if character == "]" else character)
     content("".join(held))
     while True:
-        space, mark = yield from read_until(content, (_MARKS[1],), character)
+        space, mark = yield from read_until(content, (marks.end,), character)
         if mark == END:
             return
         content(space)

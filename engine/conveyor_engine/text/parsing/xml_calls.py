@@ -1,36 +1,56 @@
-"""Parses calls in the format of Qwen3-Coder: `<function=name>` with a plain-text `<parameter=name>` for each argument.
+"""Parses calls whose arguments are plain texts between marks, as Qwen3-Coder, GLM, MiniMax and Seed write them.
 
 An argument's text becomes JSON. It becomes a string if the tool's schema says so, or if it is not valid JSON.
 """
 
 import json
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from functools import partial
 
-from conveyor_engine.text.parsing.machine import END, Reading, Write, read_until, skip_space
+from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, skip_space
 
-_BEGIN, _END, _FUNCTION, _FUNCTION_END = "<tool_call>", "</tool_call>", "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-class XmlCalls:
-    """The parser. `strings`: the string arguments of each tool, by its schema."""
+@dataclass(frozen=True, slots=True)
+class XmlSyntax:
+    """The marks of one format. A function's mark is followed by the tool's name, a parameter's by the argument's."""
 
-    def __init__(self, strings: Mapping[str, Set[str]]) -> None:
+    begin: str  # around one or several calls; dropped, also if models leave it out; "": there is none
+    end: str
+    function: str
+    name_end: str  # "": the name ends with the first parameter, or with the call
+    function_end: str
+    parameter: str
+    key_end: str
+    parameter_end: str
+    value: str = ""  # a mark between the end of an argument's name and its text
+
+    def build(self, strings: Mapping[str, Set[str]]) -> Program:
+        """Return the program that parses an answer. `strings`: the string arguments of each tool, by its schema."""
+        return _XmlCalls(self, strings).read
+
+
+class _XmlCalls:
+    """The parser of one answer."""
+
+    def __init__(self, syntax: XmlSyntax, strings: Mapping[str, Set[str]]) -> None:
+        self._syntax = syntax
         self._strings = strings
 
     def read(self, write: Write, first: str | None) -> Reading[None]:
         """Read a whole answer."""
-        content = partial(write, "content")
+        content, syntax = partial(write, "content"), self._syntax
         is_call = False
         while True:
             # Models sometimes leave out the outer mark, but not the mark of the function.
-            space, mark = yield from read_until(content, (_BEGIN, _FUNCTION, _END), first)
+            marks = [mark for mark in (syntax.begin, syntax.function, syntax.end) if mark]
+            space, mark = yield from read_until(content, marks, first)
             first = None
             if mark == END:
                 return
-            if mark != _END:
+            if mark in (syntax.begin, syntax.function):
                 is_call, first = yield from self._read_call(write, space, mark)
             elif not is_call:
                 content(space + mark)
@@ -38,59 +58,68 @@ class XmlCalls:
                 first = yield from skip_space(first)
 
     def _read_call(self, write: Write, space: str, mark: str) -> Reading[tuple[bool, str | None]]:
-        held = [space, mark]
-        if mark == _BEGIN:
+        held, syntax = [space, mark], self._syntax
+        if mark == syntax.begin:
             character = yield from skip_space(None, held.append)
-            for expected in _FUNCTION:
+            for expected in syntax.function:
                 if character != expected:
                     write("content", "".join(held))
                     return False, character
                 held.append(character)
-                if expected != _FUNCTION[-1]:
+                if expected != syntax.function[-1]:
                     character = yield
         name: list[str] = []
-        space, end = yield from read_until(name.append, (">",))
+        space, end = yield from read_until(name.append, self._name_ends)
         tool = "".join(name).strip()
         if end == END or not tool:
             write("content", "".join([*held, *name, space, end]))
             return False, END if end == END else None
         write("tool_call", tool)
         write("arguments", "{")
-        yield from self._read_arguments(write, self._strings.get(tool, frozenset()))
+        yield from self._read_arguments(write, self._strings.get(tool, frozenset()), end)
         return True, None
 
-    def _read_arguments(self, write: Write, strings: Set[str]) -> Reading[None]:
-        separator = ""
+    @property
+    def _name_ends(self) -> tuple[str, ...]:
+        syntax = self._syntax
+        return (syntax.name_end,) if syntax.name_end else (syntax.parameter, syntax.function_end)
+
+    def _read_arguments(self, write: Write, strings: Set[str], mark: str) -> Reading[None]:
+        """Read the arguments. mark: that behind the tool's name."""
+        separator, syntax = "", self._syntax
         while True:
-            _, mark = yield from read_until(_ignore, (_PARAMETER, _FUNCTION_END))
-            if mark == _FUNCTION_END:
+            if mark not in (syntax.parameter, syntax.function_end):
+                _, mark = yield from read_until(_ignore, (syntax.parameter, syntax.function_end))
+            if mark == syntax.function_end:
                 write("arguments", "}")
-            if mark != _PARAMETER:
+            if mark != syntax.parameter:
                 return
             name: list[str] = []
-            _, end = yield from read_until(name.append, (">",))
-            if end == END:
+            _, mark = yield from read_until(name.append, (syntax.key_end,))
+            if syntax.value and mark != END:
+                _, mark = yield from read_until(_ignore, (syntax.value,))
+            if mark == END:
                 return
             key = "".join(name).strip()
             write("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            yield from _read_value(partial(write, "arguments"), is_string=key in strings)
+            yield from self._read_value(partial(write, "arguments"), is_string=key in strings)
 
-
-def _read_value(write: Callable[[str], None], *, is_string: bool) -> Reading[None]:
-    """Read one argument, without the line breaks around it."""
-    character = yield
-    first = None if character == "\n" else character
-    if is_string:
-        write('"')
-        space, end = yield from read_until(lambda text: write(_escape(text)), (_PARAMETER_END,), first)
+    def _read_value(self, write: Callable[[str], None], *, is_string: bool) -> Reading[None]:
+        """Read one argument, without the line breaks around it."""
+        ends = (self._syntax.parameter_end,)
+        character = yield
+        first = None if character == "\n" else character
+        if is_string:
+            write('"')
+            space, end = yield from read_until(lambda text: write(_escape(text)), ends, first)
+            if end != END:
+                write(_escape(space.removesuffix("\n")) + '"')
+            return
+        texts: list[str] = []
+        space, end = yield from read_until(texts.append, ends, first)
         if end != END:
-            write(_escape(space.removesuffix("\n")) + '"')
-        return
-    texts: list[str] = []
-    space, end = yield from read_until(texts.append, (_PARAMETER_END,), first)
-    if end != END:
-        write(_as_json("".join(texts) + space.removesuffix("\n")))
+            write(_as_json("".join(texts) + space.removesuffix("\n")))
 
 
 def _as_json(text: str) -> str:

@@ -67,6 +67,14 @@ _TOOL_PARSERS: Final[dict[ToolParser, str]] = {
     "Mistral": "mistral",
     "DeepSeekV3": "deepseek_v3",
     "DeepSeekV31": "deepseek_v31",
+    "GLM45": "glm45",
+    "MiniMaxM2": "minimax_m2",
+    "SeedOSS": "seed_oss",
+    "Granite": "granite",
+    "Jamba": "jamba",
+    "InternLM": "internlm",
+    "Phi4MiniJson": "phi4_mini_json",
+    "LFM2": "lfm2",
 }
 
 _REASONING_PARSERS: Final[dict[ReasoningParser, str]] = {

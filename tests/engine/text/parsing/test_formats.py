@@ -100,6 +100,70 @@ EXAMPLES: list[Example] = [
     ("qwen3_coder", "<tool_call>\n{}</tool_call>", "<tool_call>\n{}</tool_call>", []),
     ("qwen3_coder", "<tool_call>\n<funk", "<tool_call>\n<funk", []),
     (
+        "glm45",
+        'Well:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>São "Paulo"</arg_value>\n'
+        '<arg_key>days</arg_key>\n<arg_value>[1, {"a": "}]"}]</arg_value>\n</tool_call>\n'
+        "<tool_call>get_time\n</tool_call>",
+        "Well:",
+        [CALL, TIME],
+    ),
+    (
+        "glm45",
+        "<tool_call>write<arg_key>text</arg_key><arg_value>12</arg_value><arg_key>n</arg_key><arg_value>5</arg_value>"
+        "</tool_call>",
+        "",
+        [("write", {"text": "12", "n": 5})],
+    ),
+    ("glm45", "<tool_call>", "<tool_call>", []),
+    ("glm45", "<tool_call>get_ti", "<tool_call>get_ti", []),
+    (
+        "minimax_m2",
+        'I look.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">São "Paulo"</parameter>\n'
+        '<parameter name="days">[1, {"a": "}]"}]</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
+        "</minimax:tool_call>",
+        "I look.",
+        [CALL, TIME],
+    ),
+    ("minimax_m2", "<minimax:tool_call>\nnone", "<minimax:tool_call>\nnone", []),
+    (
+        "seed_oss",
+        '<seed:tool_call>\n<function=get_weather>\n<parameter=city>São "Paulo"</parameter>\n'
+        '<parameter=days>[1, {"a": "}]"}]</parameter>\n</function>\n</seed:tool_call>',
+        "",
+        [CALL],
+    ),
+    ("granite", f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [CALL]),
+    (
+        "granite",
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "get_time", "arguments": {{}}}}]'
+        "<|/tool_call|>",
+        "",
+        [CALL, TIME],
+    ),
+    (
+        "jamba",
+        f'Yes.<tool_calls>[\n{{"name": "get_weather", "arguments": {WEATHER}}},\n'
+        '{"name": "get_time", "arguments": {}}\n]</tool_calls>',
+        "Yes.",
+        [CALL, TIME],
+    ),
+    (
+        "internlm",
+        f'I look.<|action_start|><|plugin|>\n{{"name": "get_weather", "parameters": {WEATHER}}}<|action_end|>\n',
+        "I look.",
+        [CALL],
+    ),
+    ("phi4_mini_json", f'functools[{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [CALL]),
+    ("phi4_mini_json", "import functools", "import functools", []),
+    ("phi4_mini_json", "functools[0] and functools.cache", "functools[0] and functools.cache", []),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(city='São \"Paulo\"', days=[1, {'a': \"}]\"}]), get_time()]"
+        "<|tool_call_end|>Wait",
+        "Wait",
+        [CALL, TIME],
+    ),
+    (
         "llama4_pythonic",
         "<|python_start|>[get_weather(city='São \"Paulo\"', days=[1, {'a': \"}]\"}]), get_time()]<|python_end|>",
         "",
@@ -203,7 +267,9 @@ PIECES = sorted({
     '"f"', "f(a=", "\\u0041", "```json\n", "|python_tag|>", "parameter=a>", ">", "</parameter>", "</function>",
     *(text for _, answer, _, _ in EXAMPLES for text in (answer, answer[:50], answer[50:])),
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", BEGIN, SEP, END, ALL, ALL_END,
-    "<|python_start|>",
+    "<|python_start|>", "<|tool_call_start|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_calls>",
+    "<|tool_call|>", "functools", '<invoke name="', '">', '<parameter name="', "</invoke>",
+    "<|action_start|><|plugin|>",
 })  # fmt: skip
 
 
@@ -223,7 +289,12 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
         for field, _ in whole:
             assert begun or field != "arguments", "a call begins with its name"
             begun = begun or field == "tool_call"
-        if not begun and tool_format not in ("deepseek_v3", "deepseek_v31", "llama4_pythonic"):
+        if not begun and tool_format not in (
+            "deepseek_v3",
+            "deepseek_v31",
+            "llama4_pythonic",
+            "lfm2",
+        ):
             assert content_of(whole) == text, "without a call nothing is lost"
 
     check()
@@ -234,6 +305,15 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
     [
         ("<tool_call></tool_call>{{ tool | tojson }}", "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>", "glm45"),
+        ("{% set begin = '<minimax:tool_call>' %}<invoke name=", "minimax_m2"),
+        ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "seed_oss"),
+        ("respond with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ("'<|tool|>' + message['tools'] + '<|/tool|>'", "granite"),
+        ("<tool_calls>[", "jamba"),
+        ("<|action_start|><|plugin|>", "internlm"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ("functools[", "phi4_mini_json"),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
         (f"{ALL}{BEGIN}function{SEP}\n```json\n", "deepseek_v3"),
         (f"{ALL}{BEGIN}{SEP}", "deepseek_v31"),
