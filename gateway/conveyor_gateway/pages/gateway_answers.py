@@ -26,6 +26,9 @@ _ANY_PATH: Final = (
     Code.GATEWAY_MEMORY_FULL,
 )
 _ENGINES_ANSWER: Final = (
+    Code.INVALID_JSON,
+    Code.WRONG_TASK,
+    Code.ENCODED_BODY,
     Code.MALFORMED_BODY,
     Code.INVALID_TIMEOUT,
     Code.UNKNOWN_CLASS,

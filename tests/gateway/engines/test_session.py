@@ -134,7 +134,7 @@ async def test_an_answer_too_large_to_be_collected_begins_before_it_ends(
 async def test_the_keywords_that_an_answer_might_not_follow_pass(stack: Stack, http: aiohttp.ClientSession) -> None:
     warning = '299 - "the answer might not follow these keywords of the JSON schema: uniqueItems at #/properties/a"'
     head = f"HTTP/1.1 200 OK\r\nWarning: {warning}\r\nContent-Length: 2\r\n\r\n"
-    assert (await ask_raw(stack, http, head.encode(), [b"{}"]))[1]["Warning"] == warning
+    assert (await send_raw(stack, http, head.encode(), [b"{}"]))[1]["Warning"] == warning
 
 
 async def test_the_status_passes_and_the_engine_s_words_for_it_do_not(

@@ -29,10 +29,8 @@ DOCUMENT: Json = json.loads(build_document(json.dumps(OF_ENGINE).encode(), "defa
 COMPLETIONS = "/v1/completions"
 # Of requests that are not in the document of a service: other paths, other methods, and those of the root.
 ELSEWHERE = {
-    Code.INVALID_JSON,
     Code.INVALID_FORM,
     Code.NO_MODEL,
-    Code.ENCODED_BODY,
     Code.HOST_WITHOUT_NAMESPACE,
     Code.PATH_NOT_FOUND,
     Code.METHOD_NOT_ALLOWED,
