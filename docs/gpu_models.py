@@ -5,13 +5,10 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from typing import NamedTuple
 
-from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA, EngineConfig
-from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA
+from conveyor_engine.execution.gpus import GPUS, count_requests
 
 _TOKENS = 4096
-_STEP_BYTES = 2 * 2**30  # assumed: CUDA's context and the largest step; the engine measures them at its start
-_BATCH = 256  # above all that is counted here
 
 _HEAD = """\
 # Which GPU for which model
@@ -31,11 +28,6 @@ Larger models need [several GPUs](several-gpus.md) of one node. No model can spa
 """
 
 
-class Gpu(NamedTuple):
-    name: str
-    mib: int
-
-
 class Model(NamedTuple):
     """As `config.json` has it, and the number of parameters."""
 
@@ -46,13 +38,6 @@ class Model(NamedTuple):
     head_size: int
 
 
-GPUS = (
-    Gpu("L4, A10G (24 GB)", 23_028),
-    Gpu("A100 (40 GB)", 40_960),
-    Gpu("L40S (48 GB)", 46_068),
-    Gpu("A100, H100 (80 GB)", 81_559),
-    Gpu("H200 (141 GB)", 143_771),
-)
 MODELS = (
     Model("Qwen3-0.6B", 0.6e9, 28, 8, 128),
     Model("Qwen3-4B", 4.02e9, 36, 8, 128),
@@ -64,23 +49,11 @@ MODELS = (
 )
 
 
-def count_requests(model: Model, gpu: Gpu) -> str:
-    """Of `_TOKENS` tokens, as the table has it."""
-    config = EngineConfig(model=model.name)
-    block_bytes = config.block_size * 2 * model.layers * model.kv_heads * model.head_size * 2
-    free_bytes = gpu.mib * 2**20 - int(2 * model.parameters) - _STEP_BYTES
-    try:
-        blocks = plan_num_blocks(
-            config,
-            max_num_seqs=_BATCH,
-            max_model_len=_TOKENS,
-            block_bytes=block_bytes,
-            free_bytes=free_bytes,
-            is_cpu=False,
-        )
-    except ConfigError:
-        return "–"
-    return str(blocks * config.block_size // _TOKENS)
+def find_cells(model: Model) -> list[str]:
+    """Return the numbers of requests of `_TOKENS` tokens, as the table has them."""
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_size * 2
+    weight_bytes = int(2 * model.parameters)
+    return [str(count_requests(gpu, weight_bytes, token_bytes, _TOKENS) or "–") for gpu in GPUS]
 
 
 def main() -> None:
@@ -88,7 +61,7 @@ def main() -> None:
     print(f"| model | {' | '.join(gpu.name for gpu in GPUS)} |")
     print(f"| --- |{' --- |' * len(GPUS)}")
     for model in MODELS:
-        print(f"| {model.name} | {' | '.join(count_requests(model, gpu) for gpu in GPUS)} |")
+        print(f"| {model.name} | {' | '.join(find_cells(model))} |")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,16 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     fetch.add_argument("--adapter", default="", metavar="NAME", help="the name of the LoRA adapter that is fetched")
     check = commands.add_parser(
-        "check", help="parse the configuration of `serve`", description="Parse the configuration of `serve`, and end."
+        "check",
+        help="parse the configuration of `serve`, or say whether the engine runs a model",
+        description="Parse the configuration of `serve`, and end. With MODEL, say from the model's small files alone "
+        "whether the engine runs it, and what memory it needs. The exit code is 1 if the engine rejects the model.",
+    )
+    check.add_argument(
+        "of",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file, hf://organisation/name[@revision], s3://bucket/prefix or organisation/name",
     )
     add_flags(check)
     commands.add_parser("version", help="print the version")
@@ -85,6 +94,12 @@ def main(arguments: Sequence[str]) -> int:
 def _run(flags: argparse.Namespace) -> int:
     if flags.command == "serve":
         return _serve(flags)
+    if flags.command == "check" and flags.of:
+        from conveyor_engine.preview.describe import describe
+
+        runs, lines = describe(flags.of)
+        print(*lines, sep="\n")
+        return 0 if runs else 1
     if flags.command == "check":
         parse_config(vars(flags), os.environ)
         return 0

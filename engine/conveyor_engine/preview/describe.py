@@ -1,0 +1,108 @@
+"""Builds a model without weights, as the engine's start would, and describes it. Called by `__main__`.
+
+A model on torch's device `meta` has shapes and no numbers. So the start's checks of the configuration and of the
+layers run, and its checks of results do not.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from conveyor_engine.errors import ConfigError, ModelError, StartError
+from conveyor_engine.execution.attention import interface
+from conveyor_engine.execution.attention.backend import SlotCaches
+from conveyor_engine.execution.gpus import GPUS, count_requests
+from conveyor_engine.execution.limits import find_context
+from conveyor_engine.execution.models import checks, kinds
+from conveyor_engine.execution.models.kinds import ModelKind
+from conveyor_engine.execution.models.loader import load_config
+from conveyor_engine.execution.models.mixers import carry_states
+from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.models.towers import drop_towers
+from conveyor_engine.execution.states import row_bytes
+from conveyor_engine.model_files import has_vision, read_architectures
+from conveyor_engine.model_numbers import check_numbers
+from conveyor_engine.preview.files import find_small_files
+from conveyor_engine.quantization import read_declared
+from conveyor_engine.registry import find_task
+
+_DTYPE: Final = torch.bfloat16
+_REQUEST_TOKENS: Final = 4096
+_META: Final = torch.device("meta")
+
+
+def describe(model: str) -> tuple[bool, list[str]]:
+    """Return whether this engine runs the model, and lines of text. Raises ConfigError for an impossible address."""
+    try:
+        found = find_small_files(model)
+        return True, list(_describe(found.directory, found.stored_bytes))
+    except ConfigError:
+        raise
+    except StartError as error:
+        return False, [f"refused  {error}"]
+
+
+def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
+    check_numbers(directory)
+    task = find_task("auto", directory)
+    classes = ", ".join(read_architectures(directory)) or directory.name
+    kind = _find_kind(task, directory)
+    if kind is None:
+        yield f"runs     {classes}, task {task}; its memory is measured at the start"
+        return
+    config = load_config(str(directory), kind)
+    built = _build(config, kind)
+    weight_bytes = built.num_parameters() * _DTYPE.itemsize
+    yield f"runs     {classes}, task {task}, unless a check of the start fails, which needs the weights"
+    stored = f"; {_gb(stored_bytes)} stored" if stored_bytes else ""
+    declared = read_declared(directory)
+    restored = f", restored from {declared.name}" if declared is not None else ""
+    yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
+    if task == "generate":
+        yield from _describe_cache(built, config, weight_bytes)
+    else:
+        yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
+
+
+def _find_kind(task: str, directory: Path) -> ModelKind | None:
+    if task == "embed":
+        return None if has_vision(directory) else kinds.TEXT_ENCODER
+    per_token = any(name.endswith("ForTokenClassification") for name in read_architectures(directory))
+    classifier = kinds.TOKEN_CLASSIFIER if per_token else kinds.SEQUENCE_CLASSIFIER
+    return {"generate": kinds.CAUSAL_LM, "rerank": kinds.CROSS_ENCODER, "classify": classifier}.get(task)
+
+
+def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
+    """Return the model without weights, and without the parts that the engine leaves out. Raises ModelError."""
+    interface.register()
+    found = kind.of(config) or kind
+    try:
+        with _META:
+            model: PreTrainedModel = found.auto_class.from_config(
+                config, attn_implementation=interface.IMPLEMENTATION, dtype=_DTYPE
+            ).eval()
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"the model cannot be built: {checks.on_one_line(error)}") from error
+    if kind is kinds.CAUSAL_LM:
+        drop_towers(model)
+    return model
+
+
+def _describe_cache(model: PreTrainedModel, config: PretrainedConfig, weight_bytes: int) -> Iterator[str]:
+    carry_states(model)
+    layers, shapes = probe_layers(model, _META)
+    token_bytes, state_bytes = SlotCaches().block_bytes(layers, 1, _DTYPE), row_bytes(shapes)
+    length = min(_REQUEST_TOKENS, find_context(config) or _REQUEST_TOKENS)
+    request = token_bytes * length + state_bytes
+    states = f", and {state_bytes / 2**20:.1f} MiB of states a request" if state_bytes else ""
+    yield f"cache    {token_bytes:,} bytes a token{states}; {request / 2**20:,.0f} MiB for a request of {length} tokens"
+    held = {gpu.name: count_requests(gpu, weight_bytes, token_bytes, length, state_bytes) for gpu in GPUS}
+    fits = "; ".join(f"{name}: {number}" for name, number in held.items() if number)
+    yield f"fits     requests of {length} tokens at once on one GPU: {fits or 'no GPU of this list holds one'}"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,96 @@
+"""Compares what `check MODEL` says of a model with what an engine that loads it has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.classifiers import save_classifier
+from tests.engine.encoders import save_encoder
+from tests.engine.fetching.hubs import running_hub
+from tests.engine.gguf_files import write_model
+from tests.engine.references import Reference
+from tests.engine.tiny_models import save_tiny_model
+
+from conveyor_engine.__main__ import main
+from conveyor_engine.execution.placement import open_placement
+from conveyor_engine.preview.describe import describe
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
+
+
+def lines_of(directory: Path) -> dict[str, str]:
+    runs, lines = describe(str(directory))
+    assert runs, lines
+    return {line[:9].strip(): line[9:] for line in lines}
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "qwen3_5_text"])
+def test_weights_and_cache_are_those_of_an_engine(tmp_path: Path, kind: str) -> None:
+    reference = Reference(kind, tmp_path)
+    config = reference.make_config(dtype="bfloat16", num_kv_blocks=64)
+    caches = GenerateRunner(config, open_placement(config)).backend.caches
+    bytes_of = [sum(cache.numbers.nbytes for cache in caches(layer)) for layer in range(3)]
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    lines = lines_of(tmp_path)
+    assert f"; {reference.model.num_parameters():,} parameters" in lines["weights"]
+    assert lines["cache"].startswith(f"{sum(bytes_of) // (64 * config.block_size):,} bytes a token")
+    assert ("of states a request" in lines["cache"]) == (kind == "qwen3_5_text")
+    assert "L4, A10G (24 GB): 256" in lines["fits"]
+
+
+def test_a_repository_is_described_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "org" / "tiny"
+    folder.mkdir(parents=True)
+    save_tiny_model("qwen3", folder)
+    (folder / "tokenizer.json").write_text("{}")
+    size = (folder / "model.safetensors").stat().st_size
+    with running_hub(tmp_path) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        runs, lines = describe("org/tiny")
+        assert runs, lines
+        assert f"; {size / 1e9:.2f} GB stored; " in lines[1]
+        (folder / "model.safetensors").unlink()
+        assert describe("hf://org/tiny")[1][0].startswith("refused  org/tiny@")
+    assert describe("hf://org/tiny:Q8_0")[1] == [
+        "refused  a GGUF file is checked when it is on this machine; give its path"
+    ]
+
+
+def test_a_gguf_file_is_described(tmp_path: Path) -> None:
+    model = save_tiny_model("qwen2", tmp_path, hidden_size=32)
+    (tmp_path / "served").mkdir()
+    write_model(model, tmp_path / "served" / "a.gguf", "Q8_0")
+    assert ", restored from gguf Q8_0; 0.00 GB stored" in lines_of(tmp_path / "served" / "a.gguf")["weights"]
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
+def test_models_without_a_cache_are_described(tmp_path: Path, task: str) -> None:
+    if task == "embed":
+        save_encoder("bert", tmp_path)
+    else:
+        save_classifier("bert", tmp_path, 1 if task == "rerank" else 3)
+    lines = lines_of(tmp_path)
+    assert f"task {task}" in lines["runs"]
+    assert lines["fits"].startswith("L4")
+    assert "cache" not in lines
+
+
+def test_a_rejected_model_is_named_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny_model("llama", tmp_path)
+    change(tmp_path, model_type="bloom", architectures=["BloomForCausalLM"])
+    assert main(["check", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith(
+        "refused  BloomForCausalLM does not use transformers' attention interface"
+    )
+
+
+def test_a_quantized_model_has_the_bytes_of_16_bits_and_those_of_its_files(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    change(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    assert ", restored from awq 4 bits; 0.00 GB stored" in lines_of(tmp_path)["weights"]
+
+
+def change(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
