@@ -200,6 +200,7 @@ class PretendedModel:
         self.breaks = False  # the next row's logits are not finite
         self.poison: set[int] = set()
         self.memory_tokens = 10**9
+        self.failed_alone = False  # whether a step of a single row has raised
 
     def free_memory(self) -> None:
         pass
@@ -232,6 +233,7 @@ class PretendedModel:
                 for position in range(computed, computed + num_tokens):
                     self._slots[self._slot(row, position)] = -1
                 self._change_state(row, computed, num_tokens)
+            self.failed_alone |= len(work) == 1
             raise RuntimeError("out of memory")
         for row, computed, num_tokens in work:  # all are written before any is read
             for position in range(computed, computed + num_tokens):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, answers, run, tokens_of
-from tests.engine.tiny_models import KINDS, WITH_STATES
+from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
@@ -101,6 +101,21 @@ def test_rows_with_states_share_no_prefix(reference: GetReference, kind: str) ->
     for _ in range(2):
         assert answers(core, ref.prompts[4:]) == ref.answers[4:]
     assert core.stats().prefix_cache_query_tokens == core.stats().prefix_cache_hit_tokens == 0
+
+
+@pytest.mark.parametrize("mode", [*CLOSED_MODES, "continuous"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ("lfm2", "nemotron_h") else pytest.mark.slow)
+     for kind in OTHER_KINDS if kind in WITH_STATES],
+)  # fmt: skip
+def test_rows_with_states_give_them_in_every_mode_and_preempted(reference: GetReference, kind: str, mode: str) -> None:
+    ref = reference(kind)
+    budget = 13 if mode == "continuous" else 512
+    core = ref.make_core(batching_mode=mode, num_kv_blocks=8, max_num_batched_tokens=budget)
+    core.scheduler._outputs.expected_output_tokens = 1.0
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_preemptions > 0 or mode == "none"
 
 
 @pytest.mark.parametrize(("kind", "backend", "mode"), SITUATIONS)

@@ -31,15 +31,16 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 
     The step is run again in two halves. So a step that did not fit into memory succeeds, and a request that the model
     cannot compute ends at most half of its batch. If a half fails too, a step of one token is run. If that raises, the
-    device is broken, and the exception is raised here. If rows have states, their requests begin again instead.
+    device is broken, and the exception is raised here. If rows have states, their requests begin again instead,
+    each alone.
     """
     executor.free_memory()
     if scheduler.restarts:
-        scheduler.restart(plan, FAILED)
-        failed = [plan]
+        has_failed = scheduler.restart(plan, FAILED)
     else:
-        failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
-    if failed:
+        results = [_run_or_fail(scheduler, executor, half) for half in scheduler.halve(plan)]
+        has_failed = not all(results)
+    if has_failed:
         with scheduler.dummy_plan() as dummy:
             compute(executor, dummy)
 

@@ -18,9 +18,10 @@ _LATE = 4  # added to `lateness`; a mask in time takes 1 away
 class ConstrainedRows:
     """The constrained requests of the running batch. Without any, all methods return at once."""
 
-    def __init__(self, batch: RunningBatch, outputs: Outputs, masks: MaskSource | None) -> None:
+    def __init__(self, batch: RunningBatch, outputs: Outputs, masks: MaskSource | None, *, has_states: bool) -> None:
         """masks: builds the masks in another process; None: constraints are always ready."""
         self._batch = batch
+        self._has_states = has_states
         self._outputs = outputs
         self._masks = masks
         self.exist = False  # whether any request ever had a constraint
@@ -71,8 +72,10 @@ class ConstrainedRows:
             self._masks.wait(quick, MASK_WAIT_SECONDS)
         masks = []
         for index, request, constraint in rows:
-            request.is_late = not constraint.is_ready
-            if request.is_late:
+            is_late = not constraint.is_ready
+            # With states, a row begins again after a late mask. From then on it computes no token before its mask.
+            request.is_late = is_late or (self._has_states and request.num_preemptions > 0)
+            if is_late:
                 request.lateness += _LATE
                 step.sit_out(index)
                 continue

@@ -130,7 +130,6 @@ class RequestState:
         "expected_total_tokens",
         "finished",
         "group",
-        "has_failed",
         "held_output",
         "is_late",
         "key",
@@ -140,6 +139,7 @@ class RequestState:
         "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_failed_tokens",
         "num_padding_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -213,7 +213,8 @@ class RequestState:
         # arrival, or the start of the previous batch if the batch started later.
         self.place_time = math.inf
         self.num_preemptions = 0
-        self.has_failed = False  # whether a step of it raised, in a model with states
+        # In a model with states: its number of tokens when a step of it raised; 0 once it has computed them alone.
+        self.num_failed_tokens = 0
         self.constraint: Constraint | None = None
         self.is_late = False  # a step had to leave the row out, because its mask was not ready
         self.lateness = 0  # grows with each late mask, and falls with each one in time
@@ -261,6 +262,11 @@ class RequestState:
             return 0
         end = min(self.num_scheduled_tokens + num_tokens, self.num_prompt_tokens - 1)
         return max(0, end - max(self.num_scheduled_tokens, self.num_scored_tokens))
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether no other request may take part in its steps, because one of them raised."""
+        return self.num_failed_tokens > 0
 
     @property
     def awaits_its_last_token(self) -> bool:

@@ -165,12 +165,18 @@ class RunningBatch:
         """Add the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for an earlier request of this step
-        if self._has_states and request.sits_out:
-            return  # preempted because its mask was late: begins again when the mask is ready
+        if self._has_states and not self._may_compute(step, request):
+            return
         num_tokens = min(self._budget.chunk(step, request), self._logits_room(step, request))
         if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)
             self._tables.register(request, request.num_scheduled_tokens + num_tokens)
+
+    def _may_compute(self, step: Step, request: RequestState) -> bool:
+        """Return whether a request with states may take part: not beside a suspect, and not before a late mask."""
+        if step.num_tokens and (request.is_suspect or step.has_suspect):
+            return False
+        return not request.sits_out and not (request.is_late and request.num_awaited_tokens)
 
     def _logits_room(self, step: Step, request: RequestState) -> int:
         """Return how many tokens the request may compute.
@@ -190,11 +196,13 @@ class RunningBatch:
         """Return the rows in the order in which they are scheduled: lowest level first, then oldest first.
 
         The last unfinished request in this order is preempted next. In a batch that keeps together, prompts and their
-        padding come before decodes, and finished rows come last.
+        padding come before decodes, and finished rows come last. A suspect is the only row.
         """
         rows = [r for r in self.requests if r.finished is None and not r.sits_out]
         if len(self._levels) > 1:
             rows.sort(key=_LEVEL)
+        if self._has_states and (suspect := next((r for r in rows if r.is_suspect), None)):
+            return [suspect]
         if self._policy.pads:
             goes_on = bool(rows)
             finished = (r for r in self.requests if r.finished is not None and r.row >= 0)

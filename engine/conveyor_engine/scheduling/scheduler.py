@@ -90,7 +90,7 @@ class Scheduler:
             on_preempt=self._on_preempt,
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
-        self._constrained = ConstrainedRows(self._batch, self._outputs, masks)
+        self._constrained = ConstrainedRows(self._batch, self._outputs, masks, has_states=facts.has_states)
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._deadlines = Deadlines()
         self._draining = False
@@ -126,6 +126,7 @@ class Scheduler:
         state = RequestState(request, self._facts.eos_token_ids)
         if self._constrain is not None and (constraint := self._constrain(request)) is not None:
             state.constraint, self._constrained.exist = constraint, True
+            state.is_late = self._facts.has_states  # or its prompt might be computed twice
         expected = state.num_prompt_tokens + max(1, round(self._outputs.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
         if self._policy.joins and len(self.waiting) < self._batch.num_free_rows:
@@ -323,7 +324,9 @@ class Scheduler:
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
-        if self._facts.has_states:  # a row that sat out would compute its last token twice
+        if self._facts.has_states:
+            step.acquit()
+            # A row that sat out would compute its last token twice.
             self._preempt([work.request for work in step.work if work.sits_out])
         self._constrained.flush()
         self._counters.count_kv(self._batch.requests, self._facts.block_size)
@@ -345,23 +348,24 @@ class Scheduler:
 
     @property
     def restarts(self) -> bool:
-        """Whether a failed step's requests begin again (`restart`), because their states may be those after it."""
+        """Whether a failed step's requests begin again, because their states may be those after it: see `restart`."""
         return self._facts.has_states
 
-    def restart(self, plan: StepPlan, message: str) -> None:
-        """Preempt the requests of the only open step, which failed.
+    def restart(self, plan: StepPlan, message: str) -> bool:
+        """Preempt the requests of the only open step, which failed. They begin again, each alone.
 
-        A request whose step fails for the second time ends with an error.
+        A request that failed alone ends with an error. Returns False if no request still needs the step.
         """
-        # Steps that were planned after this one have already been withdrawn, which has preempted their requests.
-        requests = [work.request for work in self._batch.step(plan.number).work]
+        planned = [work.request for work in self._batch.step(plan.number).work]
         self._batch.undo_step(plan.number)
-        requests = [request for request in requests if self.requests.get(request.request_id) is request]
-        self._preempt([request for request in requests if not request.has_failed])
+        requests = [r for r in planned if self.requests.get(r.request_id) is r and r.finished is None]
+        if len(planned) == 1 and requests:
+            self._end(requests[0], FinishReason.ERROR, message)
+            return True
+        self._preempt(requests)
         for request in requests:
-            if request.has_failed and request.finished is None:
-                self._end(request, FinishReason.ERROR, message)
-            request.has_failed = True
+            request.num_failed_tokens = request.num_input_tokens
+        return bool(requests)
 
     def _preempt(self, requests: list[RequestState]) -> None:
         for request in reversed(requests):

@@ -54,6 +54,11 @@ class Step:
         self.num_padding_tokens += num_tokens if request.steps_dummies else 0
 
     @property
+    def has_suspect(self) -> bool:
+        """Whether a request is computed alone, so that no other may take part."""
+        return any(request.is_suspect for request in (*self.decodes[:1], *(first for first, _ in self.prefills[:1])))
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens without the one token of each decode."""
         return self.num_tokens - len(self.decodes)
@@ -90,6 +95,12 @@ class Step:
         self.work[index] = work._replace(num_tokens=work.num_tokens - 1, num_logits=0, sits_out=True)
         work.request.num_scheduled_tokens -= 1
         work.request.num_awaited_tokens -= 1
+
+    def acquit(self) -> None:
+        """Let the step's suspect join the others again, if it has computed all tokens of the step that failed."""
+        for request in (work.request for work in self.work):
+            if request.num_computed_tokens >= request.num_failed_tokens:
+                request.num_failed_tokens = 0
 
     def undo(self) -> list[Work]:
         """Undo the scheduling of a step that is not computed as planned. Returns the work that is still wanted."""

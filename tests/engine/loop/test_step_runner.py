@@ -1,7 +1,14 @@
 """Tests steps that raise: which requests continue, which end, and when the engine ends."""
 
 import pytest
-from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
+from tests.engine.builders import (
+    PretendedMasks,
+    PretendedModel,
+    TardySumModThree,
+    make_request,
+    make_scheduler,
+    next_token,
+)
 
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.step_runner import FAILED, run_step
@@ -14,7 +21,7 @@ def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOut
     """Run all requests and compare their answers with the model's. Returns the last outputs by request id."""
     last: dict[str, RequestOutput] = {}
     tokens: dict[str, list[int]] = {}
-    prompts = {name: list(state.token_ids) for name, state in scheduler.requests.items()}
+    prompts = {name: list(state.token_ids[: state.num_prompt_tokens]) for name, state in scheduler.requests.items()}
     for _ in range(1000):
         plan = scheduler.schedule(100.0)
         if plan is not None:
@@ -58,25 +65,43 @@ def test_a_step_too_large_for_the_memory_fails_nobody() -> None:
     assert {output.finish_reason for output in run_all(scheduler, model).values()} == {FinishReason.LENGTH}
 
 
-def test_with_states_a_failed_step_s_requests_begin_again_once() -> None:
-    scheduler, model = make_scheduler(has_states=True), PretendedModel(4, has_states=True)
-    scheduler.add_request(make_request("a", [97] * 5, max_tokens=9))
+@pytest.mark.parametrize("mode", ["static", "dynamic", "continuous"])
+def test_with_states_a_request_that_the_model_cannot_compute_ends_alone(mode: str) -> None:
+    scheduler, model = make_scheduler(mode, has_states=True), PretendedModel(4, has_states=True)
+    for name in "abcd":
+        scheduler.add_request(make_request(name, [ord(name)] * 5, max_tokens=9))
     for _ in range(3):
         run_step(scheduler, model, planned(scheduler))
-    scheduler.take_outputs()
-    scheduler.add_request(make_request("b", [98] * 5, max_tokens=9))
-    seed = scheduler.requests["b"].sampling.seed
-    model.poison.add(seed)
-    run_step(scheduler, model, planned(scheduler))
-    assert [request.num_computed_tokens for request in scheduler.requests.values()] == [0, 0]
-    assert not scheduler.take_outputs()
-    model.poison.clear()
-    for _ in range(2):
-        run_step(scheduler, model, planned(scheduler))
-    model.poison.add(seed)
-    run_step(scheduler, model, planned(scheduler))
-    assert {(o.finish_reason, o.message) for o in scheduler.take_outputs()} >= {(FinishReason.ERROR, FAILED)}
-    assert not scheduler.requests
+    model.poison.add(scheduler.requests["c"].sampling.seed)
+    last = run_all(scheduler, model)
+    assert {name for name, output in last.items() if output.finish_reason is FinishReason.LENGTH} == {*"abd"}
+    assert (last["c"].finish_reason, last["c"].message) == (FinishReason.ERROR, FAILED)
+    assert scheduler.stats().num_preemptions == 4, "each request began again once"
+
+
+def test_with_states_steps_that_fail_only_together_end_nobody() -> None:
+    scheduler, model = make_scheduler(has_states=True), PretendedModel(4, has_states=True)
+    model.memory_tokens = 8
+    for name in "abcd":
+        scheduler.add_request(make_request(name, [ord(name)] * 8, max_tokens=5))
+    assert {output.finish_reason for output in run_all(scheduler, model).values()} == {FinishReason.LENGTH}
+
+
+def test_with_states_late_masks_let_a_row_begin_again_once_at_most() -> None:
+    masks = PretendedMasks()
+    scheduler = make_scheduler(
+        has_states=True, masks=masks, constrain=lambda _: TardySumModThree(masks, [3, 1, 2, 3, 4], 1000)
+    )
+    masks.on_ready = scheduler.notice_masks
+    model = PretendedModel(4, has_states=True)
+    scheduler.add_request(make_request(prompt=[97] * 5, max_tokens=12))
+    for _ in range(200):
+        masks.tick()
+        if (plan := scheduler.schedule(100.0)) is not None:
+            run_step(scheduler, model, plan)
+    tokens = [token for output in scheduler.take_outputs() for token in output.new_token_ids]
+    assert len(tokens) == 12
+    assert scheduler.stats().num_preemptions == 1
 
 
 def test_whoever_shares_a_prefix_that_was_not_written_computes_it() -> None:

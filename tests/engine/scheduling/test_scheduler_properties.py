@@ -263,6 +263,8 @@ class History(SchedulerHistory):
             self.ended[name] = output.finish_reason
             self.happened[output.finish_reason] += 1
             self.happened["failed steps"] += output.message == step_runner.FAILED
+            if self.scheduler._facts.has_states and output.message == step_runner.FAILED:
+                assert self.model.failed_alone, "with states, only a request that fails alone ends"
         prefix = list(self.added[name].prompt_token_ids)
         constraint = SumModThree() if self.added[name].params.min_tokens else None
         for token_id in self.received[name]:

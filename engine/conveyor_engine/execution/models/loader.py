@@ -78,8 +78,14 @@ def load_model(
     has_states = kind.own_attention and carry_states(model)
     checks.check_weights(path, info)
     if found is not kind and not has_states:  # `state_trial` checks the others
-        find_first_position(model.base_model)  # rejects models that compute texts without images in their own way
+        _check_text(model)
     return model
+
+
+def _check_text(model: PreTrainedModel) -> None:
+    """Reject a model of images and texts that computes texts in its own way. Raises ModelError."""
+    if first := find_first_position(model.base_model):
+        raise ModelError(f"{type(model).__name__} counts positions from {first}, and this engine counts them from 0")
 
 
 def _read_weights(

@@ -19,9 +19,10 @@ from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.states import Shapes, States
 
 _PARTS = (5, 3, 1)  # tokens
-# Largest relative error of the logits. A state that is not carried gives 0.3 or more. Mamba-2's forms for one token and
-# for several differ by some 1e-4 in each layer. In half precision, the choice of experts may differ too.
-_TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-2, 0.15
+# Largest relative error of the logits. A state that is not carried gives 0.3 or more, eleven families 2e-6 at most.
+# transformers bounds Mamba-2's time steps from below in its form for several tokens, and not in that for one token. In
+# Nemotron-H, where this bound is not 0, both forms differ by 2e-3. In half precision, the choice of experts may differ.
+_TOLERANCE_FLOAT32, _TOLERANCE_ONE_TOKEN, _TOLERANCE_HALF = 1e-4, 1e-2, 0.15
 
 
 def check_states(model: PreTrainedModel, layers: list[LayerShape], shapes: Shapes) -> None:
@@ -32,12 +33,19 @@ def check_states(model: PreTrainedModel, layers: list[LayerShape], shapes: Shape
     expected, found = checks.run_once(
         problem, lambda: (_compute_whole(model, tokens), _compute_parts(model, tokens, layers, shapes))
     )
-    tolerance = _TOLERANCE_FLOAT32 if expected.dtype == torch.float32 else _TOLERANCE_HALF
-    if not float((expected.float() - found.float()).norm() / expected.float().norm()) < tolerance:
+    if not _is_same(expected.float(), found.float(), model.dtype):
         raise ModelError(
             f"{type(model).__name__} gives other results when a text is computed in parts: this engine cannot run it; "
             "serve it with `runtime: VLLM`"
         )
+
+
+def _is_same(expected: torch.Tensor, found: torch.Tensor, dtype: torch.dtype) -> bool:
+    several, one = (_TOLERANCE_FLOAT32, _TOLERANCE_ONE_TOKEN) if dtype == torch.float32 else (_TOLERANCE_HALF,) * 2
+    parts = ((slice(0, -1), several), (slice(-1, None), one))
+    return all(
+        float((expected[part] - found[part]).norm() / expected[part].norm()) < tolerance for part, tolerance in parts
+    )
 
 
 def _compute_whole(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:

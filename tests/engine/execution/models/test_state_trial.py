@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.references import Reference, answers
-from tests.engine.tiny_models import save_tiny_model
+from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES, save_tiny_model
 
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution import start as start_module
@@ -63,3 +63,10 @@ def test_dummy_tokens_are_refused(tmp_path: Path) -> None:
     ref = Reference("qwen3_5_text", tmp_path)
     with pytest.raises(ConfigError, match="`padding: real` computes dummy tokens"):
         ref.make_core(batching_mode="static", padding="real")
+
+
+@pytest.mark.parametrize("kind", sorted(WITH_STATES & {*KINDS, *OTHER_KINDS}))
+def test_parts_of_several_tokens_give_the_numbers_of_one_piece(tmp_path: Path, kind: str) -> None:
+    save_tiny_model(kind, tmp_path)
+    model = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
+    check_states(model, *probe_layers(model, CPU))

@@ -8,6 +8,7 @@ from tests.engine.tiny_models import IMAGE_TEXT_KINDS, save_tiny_model
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import packed
+from conveyor_engine.execution.models import loader
 from conveyor_engine.execution.models.loader import load_config, load_model
 
 
@@ -26,4 +27,11 @@ def test_a_text_that_attends_otherwise_than_in_transformers_is_refused(
     save_tiny_model("qwen3_vl", tmp_path)
     monkeypatch.setattr(packed, "_attend_whole", lambda query, key, value, spec: value.repeat(1, 2, 1))
     with pytest.raises(ModelError, match="gives other results"):
+        load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+
+
+def test_a_text_whose_positions_do_not_begin_with_0_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model("qwen3_vl", tmp_path)
+    monkeypatch.setattr(loader, "find_first_position", lambda _: 2)
+    with pytest.raises(ModelError, match="counts positions from 2"):
         load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
