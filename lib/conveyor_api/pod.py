@@ -19,7 +19,7 @@ _OWN_LABELS: Final = [name for name in names.child_labels("") if not name.starts
 
 Id = Annotated[int, Field(ge=1, le=2_147_483_647)]
 
-PodLabels = Annotated[
+OwnLabels = Annotated[
     dict[str, Label],
     Field(max_length=32),
     Rule(
@@ -39,7 +39,7 @@ _OF_THE_NODE: Final = (
 )
 _HARMLESS: Final = r"^(cluster-autoscaler|kubectl)[.]kubernetes[.]io/"
 
-PodAnnotations = Annotated[
+Annotations = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(max_length=32),
     Rule(
@@ -47,6 +47,10 @@ PodAnnotations = Annotated[
         f"must not contain Conveyor's own annotations, those of {names.GROUP}/",
         lambda annotations: not any(key.startswith(f"{names.GROUP}/") for key in annotations),
     ),
+]
+
+PodAnnotations = Annotated[
+    Annotations,
     TenantRule(
         f"self.all(key, !key.matches('{_OF_THE_NODE}') || key.matches('{_HARMLESS}'))",
         "must not contain annotations that Kubernetes, the container runtime or the network plug-in reads, except "
@@ -57,8 +61,41 @@ PodAnnotations = Annotated[
 ]
 
 
+class Metadata(ApiModel):
+    """Labels and annotations for all objects that Conveyor creates for the service, except its pods."""
+
+    labels: OwnLabels = Field(default_factory=dict)
+    """Labels in addition to Conveyor's."""
+    annotations: Annotations = Field(default_factory=dict)
+    """Annotations in addition to Conveyor's."""
+
+
+class SecurityProfile(ApiModel):
+    """A profile of seccomp or AppArmor."""
+
+    rules: ClassVar = (
+        Rule(
+            "(self.type == 'Localhost') == has(self.localhostProfile)",
+            "type Localhost needs localhostProfile, and RuntimeDefault has none",
+            lambda profile: (profile.type == "Localhost") == (profile.localhost_profile is not None),
+        ),
+    )
+
+    type: Literal["RuntimeDefault", "Localhost"]
+    """RuntimeDefault: the container runtime's profile. Localhost: a profile that the node has."""
+    localhost_profile: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The node's profile: its path below the kubelet's folder for seccomp, its name for AppArmor."""
+
+
+class SELinuxOptions(ApiModel):
+    """The SELinux context of the processes."""
+
+    level: Annotated[str, Field(min_length=1, max_length=253)]
+    """Level, for example `s0:c123,c456`."""
+
+
 class PodSecurityContext(ApiModel):
-    """The user and groups of the pods. They never run as root, and the seccomp profile is fixed."""
+    """The user and groups of the pods, and profiles of the node. Pods never run as root."""
 
     run_as_user: Id | None = None
     """User of the processes; default: the installation's."""
@@ -70,6 +107,12 @@ class PodSecurityContext(ApiModel):
     """When the files get that group; default OnRootMismatch."""
     supplemental_groups: Annotated[list[Id], Field(max_length=16)] = Field(default_factory=list)
     """Further groups of the processes."""
+    seccomp_profile: SecurityProfile | None = None
+    """Seccomp profile; default: the runtime's."""
+    app_armor_profile: SecurityProfile | None = None
+    """AppArmor profile; default: the node's choice."""
+    se_linux_options: SELinuxOptions | None = None
+    """SELinux context; default: the runtime's choice."""
 
 
 class ImagePullSecret(ApiModel):
@@ -98,6 +141,37 @@ class ResourceClaim(ApiModel):
     """ResourceClaimTemplate from which each pod gets a claim of its own."""
 
 
+class DNSOption(ApiModel):
+    """One option of the resolver."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the option, for example `ndots`."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Its value."""
+
+
+class DNSConfig(ApiModel):
+    """Settings of the resolver, in addition to the cluster's."""
+
+    nameservers: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=3)] = Field(
+        default_factory=list
+    )
+    """Addresses of name servers."""
+    searches: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
+    """Search domains."""
+    options: Annotated[list[DNSOption], Field(max_length=16)] = Field(default_factory=list)
+    """Options of the resolver."""
+
+
+class HostAlias(ApiModel):
+    """Host names for an address, which each pod has in /etc/hosts."""
+
+    ip: Annotated[str, Field(min_length=1, max_length=64)]
+    """The address."""
+    hostnames: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
+    """The names."""
+
+
 class Pod(ApiModel):
     """Settings of the engine's pods, copied into the pod template unchanged."""
 
@@ -111,7 +185,7 @@ class Pod(ApiModel):
         ),
     )
 
-    labels: PodLabels = Field(default_factory=dict)
+    labels: OwnLabels = Field(default_factory=dict)
     """Labels in addition to Conveyor's."""
     annotations: PodAnnotations = Field(default_factory=dict)
     """Annotations in addition to Conveyor's."""
@@ -133,6 +207,12 @@ class Pod(ApiModel):
     """RuntimeClass of the pods, for example `nvidia`."""
     scheduler_name: Name | None = None
     """Scheduler of the pods; default: the cluster's."""
+    host_users: bool | None = None
+    """False: the pods have users of their own, which have no rights on the node."""
+    dns_config: DNSConfig | None = None
+    """Settings of the resolver."""
+    host_aliases: Annotated[list[HostAlias], Field(max_length=16), KeyedBy("ip")] = Field(default_factory=list)
+    """Entries of /etc/hosts."""
     security_context: PodSecurityContext = PodSecurityContext()
     """User and groups of the pods."""
     image_pull_secrets: Annotated[list[ImagePullSecret], Field(max_length=16), KeyedBy("name")] = Field(

@@ -1,13 +1,15 @@
 """A profile: settings of the platform team for the services that name it. The chart installs it."""
 
 from conveyor_api.base import ApiModel
-from conveyor_api.pod import Pod
+from conveyor_api.pod import Metadata, Pod
 from conveyor_api.resources import Resources
 
 
 class Profile(ApiModel):
     """The parts of a spec that a profile may set."""
 
+    metadata: Metadata = Metadata()
+    """Labels and annotations for all objects that Conveyor creates for the service, except its pods."""
     resources: Resources = Resources()
     """Resources of the engine's container."""
     pod: Pod = Pod()

@@ -21,31 +21,25 @@ def _is_amount(value: int | str) -> bool:
 # Kubernetes limits the estimated cost of rules. In the estimate, a number-or-string is as long as a whole request. The
 # rules here are near the limit, so few resources are allowed. To save cost, a rule does not check first that a value is
 # a quantity, except where an evaluation error would otherwise hide the rule's message.
-ResourceAmounts = Annotated[
-    dict[
-        str,
-        Annotated[
-            int | str,
-            IntOrString(),
-            Rule(
-                "type(self) == int ? self >= 0 : isQuantity(self) && !quantity(self).isLessThan(quantity('0'))",
-                "must be a quantity such as 500m, 2 or 10Gi, and not negative",
-                _is_amount,
-            ),
-        ],
-    ],
-    Field(max_length=6),
+_Amount = Annotated[
+    int | str,
+    IntOrString(),
     Rule(
-        f"self.all(name, name.matches('{_RESOURCE_NAME_PATTERN}'))",
-        "must name resources as Kubernetes does, for example cpu, memory or nvidia.com/gpu",
-        lambda amounts: all(re.fullmatch(_RESOURCE_NAME_PATTERN, name) for name in amounts),
-    ),
-    Rule(
-        "self.all(name, !name.contains('/') || type(self[name]) == int || string(self[name]).matches('^[0-9]+$'))",
-        "must request GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
-        lambda amounts: all("/" not in name or str(amount).isdecimal() for name, amount in amounts.items()),
+        "type(self) == int ? self >= 0 : isQuantity(self) && !quantity(self).isLessThan(quantity('0'))",
+        "must be a quantity such as 500m, 2 or 10Gi, and not negative",
+        _is_amount,
     ),
 ]
+_NAMES: Final = Rule(
+    f"self.all(name, name.matches('{_RESOURCE_NAME_PATTERN}'))",
+    "must name resources as Kubernetes does, for example cpu, memory or nvidia.com/gpu",
+    lambda amounts: all(re.fullmatch(_RESOURCE_NAME_PATTERN, name) for name in amounts),
+)
+_WHOLE: Final = Rule(
+    "self.all(name, !name.contains('/') || type(self[name]) == int || string(self[name]).matches('^[0-9]+$'))",
+    "must request GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
+    lambda amounts: all("/" not in name or str(amount).isdecimal() for name, amount in amounts.items()),
+)
 
 
 class Resources(ApiModel):
@@ -75,7 +69,7 @@ class Resources(ApiModel):
         ),
     )
 
-    requests: ResourceAmounts = Field(default_factory=dict)
+    requests: Annotated[dict[str, _Amount], Field(max_length=7), _NAMES, _WHOLE] = Field(default_factory=dict)
     """Amounts that are reserved."""
-    limits: ResourceAmounts = Field(default_factory=dict)
+    limits: Annotated[dict[str, _Amount], Field(max_length=10), _NAMES, _WHOLE] = Field(default_factory=dict)
     """Amounts that are never exceeded. Set GPUs here."""

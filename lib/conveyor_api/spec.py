@@ -17,7 +17,7 @@ from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_BATCH_SIZE_CUDA, B
 from conveyor_api.compatibility import RUNTIME_RULES, TASK_RULES
 from conveyor_api.engine import Engine, Runtime, Task
 from conveyor_api.model import Model
-from conveyor_api.pod import Pod
+from conveyor_api.pod import Metadata, Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.queue import Queue
 from conveyor_api.resources import Resources
@@ -173,8 +173,11 @@ class InferenceServiceSpec(ApiModel):
     drain: Drain = Drain()
     """How a pod shuts down."""
     profile: Name | None = None
-    """Name of a profile (the chart's value `profiles`). It fills the fields of `resources` and `pod` that are not set,
-    and then the profile `default` does; see `status.effective`."""
+    """Name of a profile (the chart's value `profiles`). It fills the fields of `metadata`, `resources` and `pod` that
+    are not set, and then the profile `default` does; see `status.effective`."""
+    metadata: Metadata = Metadata()
+    """Labels and annotations for all objects that Conveyor creates for the service, except its pods (`pod.labels`). A
+    change replaces no pod."""
     resources: Resources = Resources()
     """Resources of the engine's container."""
     pod: Pod = Pod()

@@ -22,7 +22,7 @@ NUM_POD_STARTS: Final = 3
 Message = Annotated[str, Field(max_length=MAX_MESSAGE_BYTES)]
 Word = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
-Amounts = Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)]
+Amounts = Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=12)]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 

@@ -1,13 +1,14 @@
 """`spec.pod.volumes` and `spec.pod.volumeMounts`: files in addition to the model.
 
-The kinds of volume are those that the Pod Security Standard "restricted" allows and that need no driver. So folders of
-the node are not allowed. An emptyDir must have a limit, so that no pod fills its node.
+The kinds of volume are those that the Pod Security Standard "restricted" allows, without `projected` (docs/scope.md).
+So folders of the node are not allowed. An emptyDir must have a limit, so that no pod fills its node.
 """
 
 import re
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
@@ -17,6 +18,7 @@ from conveyor_api.scheduling import Name
 _NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _PATH_PATTERN: Final = "^(/[A-Za-z0-9_@+=.-]+)+$"
 _DOTS_PATTERN: Final = "/[.]{1,2}(/|$)"
+_KINDS: Final = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "csi", "ephemeral")
 # Folders of the system, and folders that Conveyor uses.
 _TAKEN_PATTERN: Final = "^/(etc$|etc/conveyor(/|$)|(dev|proc|sys|tmp|models)(/|$))"
 
@@ -92,6 +94,67 @@ class EmptyDirVolume(ApiModel):
     """Memory: keep the folder in memory, which counts towards the pod's memory limit; default: on the node's disk."""
 
 
+class SecretReference(ApiModel):
+    """A Secret of the namespace."""
+
+    name: Name
+    """Name of the Secret."""
+
+
+class CSIVolume(ApiModel):
+    """A volume that a CSI driver provides for each pod, for example secrets of a vault or certificates."""
+
+    driver: Name
+    """Name of the driver, for example `secrets-store.csi.k8s.io`."""
+    read_only: bool | None = None
+    """Mount it read-only. Some drivers require this."""
+    volume_attributes: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """Parameters for the driver."""
+    node_publish_secret_ref: SecretReference | None = None
+    """Secret that the driver gets."""
+
+
+class ClaimRequests(ApiModel):
+    """Resources of a claim."""
+
+    storage: SizeLimit
+    """Size of the volume."""
+
+
+class ClaimResources(ApiModel):
+    """Resources of a claim."""
+
+    requests: ClaimRequests
+    """The amounts."""
+
+
+class ClaimSpec(ApiModel):
+    """The desired claim."""
+
+    access_modes: Annotated[list[Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]], Field(max_length=1)]
+    """How the volume may be mounted, usually `[ReadWriteOnce]`."""
+    storage_class_name: Name | None = None
+    """StorageClass; default: the cluster's."""
+    resources: ClaimResources
+    """Size of the volume."""
+
+
+class ClaimTemplate(ApiModel):
+    """The claim that each pod gets."""
+
+    spec: ClaimSpec
+    """The desired claim."""
+
+
+class EphemeralVolume(ApiModel):
+    """A volume of a StorageClass for each pod, which is deleted with the pod."""
+
+    volume_claim_template: ClaimTemplate
+    """The claim that each pod gets."""
+
+
 class Volume(ApiModel):
     """One volume of the pods, of exactly one kind.
 
@@ -99,12 +162,9 @@ class Volume(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            "[has(self.configMap), has(self.secret), has(self.persistentVolumeClaim), has(self.emptyDir)]"
-            ".exists_one(given, given)",
-            "a volume needs exactly one of configMap, secret, persistentVolumeClaim and emptyDir",
-            lambda volume: (
-                [volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir].count(None) == 3
-            ),
+            f"[{', '.join(f'has(self.{kind})' for kind in _KINDS)}].exists_one(given, given)",
+            f"a volume needs exactly one of {', '.join(_KINDS[:-1])} and {_KINDS[-1]}",
+            lambda volume: sum(getattr(volume, to_snake(kind)) is not None for kind in _KINDS) == 1,
         ),
         Rule(
             f"!(self.name in {list(names.REPLACEABLE_VOLUMES)}) || has(self.emptyDir)",
@@ -136,6 +196,10 @@ class Volume(ApiModel):
     """A PersistentVolumeClaim."""
     empty_dir: EmptyDirVolume | None = None
     """A folder that is deleted with the pod."""
+    csi: CSIVolume | None = None
+    """A volume that a CSI driver provides for each pod."""
+    ephemeral: EphemeralVolume | None = None
+    """A volume of a StorageClass for each pod, which is deleted with the pod."""
 
 
 class VolumeMount(ApiModel):

@@ -444,6 +444,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad("unavailable without a number", "spec.rollout.maxUnavailable", SURGE, rollout={"maxUnavailable": "%"}),
     bad("drain of two hours", "spec.drain.timeout", "must be between 0s and 1h", drain={"timeout": "2h"}),
     resources("amount that is none", ".limits[memory]", AMOUNT, limits={"memory": "8 GB"}),
+    resources("eleven resources", ".limits", "must have at most 10", limits={f"a.b/{n}": 1 for n in range(11)}),
     resources("amount below nothing", ".limits[cpu]", AMOUNT, limits={"cpu": "-1"}),
     resources("half a GPU", ".limits", DEVICES, limits={"nvidia.com/gpu": "500m"}),
     resources("resource with a space", ".limits", "must name resources as Kubernetes does", limits={"my gpu": 1}),
@@ -457,7 +458,6 @@ BAD_SERVICES: tuple[Bad, ...] = (
     resources(
         "GPU in requests only", ".requests", "GPUs and other devices go into limits", requests={"nvidia.com/gpu": 1}
     ),
-    resources("seven resources", ".limits", "must have at most 6 items", limits={f"r{n}": 1 for n in range(7)}),
     bad(
         "toleration of unknown effect",
         "spec.pod.tolerations[0].effect",
@@ -530,10 +530,30 @@ BAD_SERVICES: tuple[Bad, ...] = (
         )
     ),
     pod("root", ".securityContext.runAsUser", "greater than or equal to 1", securityContext={"runAsUser": 0}),
+    pod(
+        "profile without a name",
+        ".securityContext.seccompProfile",
+        "type Localhost needs localhostProfile",
+        securityContext={"seccompProfile": {"type": "Localhost"}},
+    ),
+    pod(
+        "no seccomp profile",
+        ".securityContext.seccompProfile.type",
+        "supported values",
+        securityContext={"seccompProfile": {"type": "Unconfined"}},
+    ),
+    bad(
+        "label of Conveyor's",
+        "spec.metadata.labels",
+        "must not contain Conveyor's own labels",
+        metadata={"labels": {"conveyor.dev/inference-service": "x"}},
+    ),
     pod("privileges", ".securityContext.privileged", "unknown field", securityContext={"privileged": True}),
     pod("the node's network", ".hostNetwork", "unknown field", hostNetwork=True),
     volume("folder of the node", ".hostPath", "unknown field", hostPath={"path": "/"}),
     volume("volume of two kinds", "", "exactly one of configMap, secret", secret={"secretName": "a"}),
+    volume("volume of csi and files", "", "exactly one of configMap, secret", csi={"driver": "csi.example.com"}),
+    volume("projected volume", ".projected", "unknown field", configMap=None, projected={"sources": []}),
     volume("volume of no kind", "", "exactly one of configMap, secret", configMap=None),
     volume("volume of ours", ".name", "must not be the name of one of Conveyor's own volumes", name="models"),
     volume("our folder as another kind", "", "so they must be an emptyDir", name="scratch"),

@@ -97,7 +97,15 @@ def build_full_body() -> Json:
             "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},
             "limits": {"memory": "16Gi", "nvidia.com/gpu": "1"},
         },
+        metadata={"labels": {"cost-center": "42"}, "annotations": {"example.com/owner": "search"}},
         pod={
+            "hostUsers": False,
+            "dnsConfig": {
+                "nameservers": ["10.0.0.10"],
+                "searches": ["example.com"],
+                "options": [{"name": "ndots", "value": "1"}, {"name": "edns0"}],
+            },
+            "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["hub.example.com"]}],
             "labels": {"team": "search"},
             "annotations": {"example.com/cost-centre": "7"},
             "serviceAccountName": "models",
@@ -152,6 +160,27 @@ def build_full_body() -> Json:
                 {"name": "authorities", "configMap": {"name": "ca", "items": [{"key": "ca", "path": "team.crt"}]}},
                 {"name": "key", "secret": {"secretName": "key", "optional": True}},
                 {"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+                {
+                    "name": "vault",
+                    "csi": {
+                        "driver": "secrets-store.csi.k8s.io",
+                        "readOnly": True,
+                        "volumeAttributes": {"secretProviderClass": "hub"},
+                        "nodePublishSecretRef": {"name": "store"},
+                    },
+                },
+                {
+                    "name": "big",
+                    "ephemeral": {
+                        "volumeClaimTemplate": {
+                            "spec": {
+                                "accessModes": ["ReadWriteOnce"],
+                                "storageClassName": "fast",
+                                "resources": {"requests": {"storage": "100Gi"}},
+                            }
+                        }
+                    },
+                },
                 {"name": "cache", "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}},
             ],
             "volumeMounts": [

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from conveyor_api import names
+from conveyor_api.pod import Metadata
 from conveyor_api.queue import Queue, RequestClass
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
@@ -69,8 +70,10 @@ class Desired:
     """When this number lapses, unless the operator writes another time."""
 
 
-def build_owner(namespace: str, name: str, uid: str) -> Owner:
-    return Owner(INFERENCE_SERVICE, namespace, name, uid, names.child_labels(name))
+def build_owner(namespace: str, name: str, uid: str, given: Metadata = Metadata()) -> Owner:  # noqa: B008 (frozen)
+    """Return the owner of a service's children. given: the labels and annotations that the spec adds to all of them."""
+    labels = names.child_labels(name)
+    return Owner(INFERENCE_SERVICE, namespace, name, uid, labels, given.labels, given.annotations)
 
 
 def build_desired(
@@ -93,7 +96,7 @@ def build_desired(
     None if it was not read yet.
     """
     spec = service.spec
-    owner = build_owner(service.namespace, service.name, service.metadata.uid)
+    owner = build_owner(service.namespace, service.name, service.metadata.uid, spec.metadata)
     config = build_engine_config(owner, spec, settings.has_ipv6)
     template = build_pod_template(owner, spec, config, settings.user_id, settings.cluster_domain)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)

@@ -1,7 +1,7 @@
 """The owner of children, and the metadata that all of them need: labels and an owner reference. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conveyor_operator.kinds import ObjectKind
@@ -11,13 +11,18 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One resource. `labels`: the labels that all its children get."""
+    """One resource.
+
+    `labels`: the labels by which its children are found. `more_labels`, `annotations`: what users add to all children.
+    """
 
     kind: ObjectKind
     namespace: str
     name: str
     uid: str
     labels: Mapping[str, str]
+    more_labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_metadata(owner: Owner, name: str) -> Object:
@@ -25,7 +30,8 @@ def build_metadata(owner: Owner, name: str) -> Object:
     return {
         "name": name,
         "namespace": owner.namespace,
-        "labels": dict(owner.labels),
+        "labels": {**owner.more_labels, **owner.labels},
+        **({"annotations": dict(owner.annotations)} if owner.annotations else {}),
         "ownerReferences": [
             {
                 "apiVersion": owner.kind.api_version,

@@ -115,12 +115,20 @@ def test_lists_of_the_service_that_are_wrong_stay_for_the_check_of_the_spec(env:
 
 def test_the_page_s_default_is_a_profile() -> None:
     page = (REPOSITORY / "docs/operations.md").read_text()
-    (example,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "  default:" in text]
+    (example,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "  default:\n    pod:" in text]
     default = yaml.safe_load(example)["profiles"]["default"]
     spec, filled = fill_with_default(default)
     assert spec["pod"] == default["pod"]
     assert len(filled) == 6
     InferenceService.parse({**build_body(), "spec": spec})
+
+
+def test_the_page_s_profile_adds_labels_to_all_children() -> None:
+    page = (REPOSITORY / "docs/operations.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(profiles:\n  default:\n    metadata:.*?)^```", page, re.MULTILINE | re.DOTALL)
+    service, filled = Profiles(yaml.safe_load(example)["profiles"]).parse(build_body())
+    assert (service.spec.metadata.labels, service.spec.pod.labels) == ({"cost-center": "42"}, {"cost-center": "42"})
+    assert "metadata.labels.cost-center" in filled
 
 
 def test_a_wrong_default_is_reported_to_every_service() -> None:

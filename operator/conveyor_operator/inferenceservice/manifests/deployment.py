@@ -27,7 +27,7 @@ def build_deployment(
     before the longest download and start.
     """
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
+    metadata["annotations"] = {**owner.annotations, TEMPLATE_HASH_ANNOTATION: template_hash}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -49,9 +49,10 @@ def build_restored(deployment: Object, template: Object, template_hash: str, cau
     """
     rolled_back = json.dumps({"attempt": cause.attempt, "reason": cause.reason, "message": cause.message})
     annotations = {TEMPLATE_HASH_ANNOTATION: template_hash, ROLLED_BACK_ANNOTATION: rolled_back}
+    metadata = deployment["metadata"]
     return {
         **deployment,
-        "metadata": {**deployment["metadata"], "annotations": annotations},
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], **annotations}},
         "spec": {**deployment["spec"], "strategy": _build_strategy(0, 1), "template": template},
     }
 

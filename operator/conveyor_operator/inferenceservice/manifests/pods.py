@@ -43,6 +43,8 @@ _AS_GIVEN = (
     "schedulerName",
     "imagePullSecrets",
     "resourceClaims",
+    "dnsConfig",
+    "hostAliases",
 )
 _FETCH_VARIABLES = {"HF_HUB_DISABLE_TELEMETRY": "1"}  # otherwise the hub's library also sends torch's version
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
@@ -97,7 +99,7 @@ def _fetch_container(
         "env": build_environment(select_for_fetch(spec), build_credentials(spec, fetched), _FETCH_VARIABLES),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [mount, _SCRATCH_MOUNT, *_mounts(spec)],
-        **_container_rules(),
+        **_container_rules(spec),
     }
 
 
@@ -136,11 +138,11 @@ def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> O
         "readinessProbe": _probe(program.readiness_path, period_seconds=5, failures=2),
         "livenessProbe": _probe(program.liveness_path, period_seconds=10, failures=6),
         "lifecycle": {"preStop": program.pre_stop},
-        **_container_rules(),
+        **_container_rules(spec),
     }
 
 
-def _container_rules() -> Object:
+def _container_rules(spec: InferenceServiceSpec) -> Object:
     # NVIDIA's container hooks can still write to the root file system: they run before the runtime makes it read-only.
     return {
         "securityContext": {
@@ -148,7 +150,7 @@ def _container_rules() -> Object:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
             "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
+            "seccompProfile": _security(spec).get("seccompProfile", {"type": "RuntimeDefault"}),
         },
         "terminationMessagePath": names.TERMINATION_LOG_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -162,8 +164,12 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
     if not isinstance(spec.model.source, Mounted):
         # The group makes the cache writable. A volume that already contains the model keeps its group.
         rules |= {"fsGroupChangePolicy": "OnRootMismatch"} | ({"fsGroup": user_id} if user_id else {})
+    return rules | _security(spec)
+
+
+def _security(spec: InferenceServiceSpec) -> Object:
     given: Object = spec.pod.to_manifest().get("securityContext", {})
-    return rules | given
+    return given
 
 
 def _probe(path: str, period_seconds: int, failures: int) -> Object:
@@ -201,6 +207,8 @@ def _as_given(spec: InferenceServiceSpec) -> Object:
     """Return the fields of the pods that come from the spec. Pods with GPUs also get a toleration."""
     given = spec.pod.to_manifest()
     chosen: Object = {key: given[key] for key in _AS_GIVEN if given.get(key)}
+    if spec.pod.host_users is not None:
+        chosen["hostUsers"] = spec.pod.host_users
     if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):
         # Some platforms, such as GKE, set this taint on nodes with GPUs, so that other pods do not use them.
         taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
