@@ -28,18 +28,25 @@ def encoder_decoder() -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+# Each comes from another part of the cluster. The others come from a part that one of these comes from.
+# tests/operator/inferenceservice/test_mistakes.py has all of them.
+IN_CI = {
+    *("ClaimNotFound", "ModelNotFound", "ModelDownloadFailed", "SecretNotFound", "ImagePullFailed", "OOMKilled"),
+    *("UnsupportedModel", "Unschedulable", "PodsRefused", "ChildRefused"),
+}
+
+
+def marks(mistake: Reported) -> list[pytest.MarkDecorator]:
+    group = [pytest.mark.xdist_group("most GPUs")] if takes_most_gpus(mistake) else []
+    return group if mistake.reason in IN_CI else [*group, pytest.mark.nightly]
+
+
 def takes_most_gpus(mistake: Reported) -> bool:
     limits = mistake.on_cluster.get("resources", {}).get("limits", {})
     return COUNT // 2 < limits.get(RESOURCE, 0) <= COUNT
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param(each, marks=pytest.mark.xdist_group("most GPUs") if takes_most_gpus(each) else (), id=each.done)
-        for each in REPORTED
-    ],
-)
+@pytest.mark.parametrize("mistake", [pytest.param(each, marks=marks(each), id=each.done) for each in REPORTED])
 def test_the_status_reports_the_mistake(mistake: Reported, namespace: str, request: pytest.FixtureRequest) -> None:
     if mistake.on_cluster.get("model", {}).get("uri", "").endswith("/t5"):
         request.getfixturevalue("encoder_decoder")

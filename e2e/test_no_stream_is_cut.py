@@ -77,7 +77,7 @@ CALM, CHART = (pytest.mark.xdist_group(name) for name in ("calm", "chart"))
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(delete_the_pods, marks=CALM),
+        pytest.param(delete_the_pods, marks=[CALM, pytest.mark.nightly]),  # drained pods leave in the same way
         pytest.param(drain_the_node, marks=CALM),
         pytest.param(scale_down, marks=CALM),
         pytest.param(roll_the_gateways, marks=CALM),

@@ -1,5 +1,6 @@
 """A model that docs/models.md offers for offline use, served by the commands of that page."""
 
+import pytest
 from openai import OpenAI
 
 from e2e.demo_model import EMBEDDING, demo_model_directory
@@ -7,6 +8,7 @@ from e2e.gateway import service_url
 from e2e.test_quickstart import commands, shell
 
 
+@pytest.mark.nightly  # trains a model for two minutes; tests/contract serves such models without pods
 def test_the_model_that_embeds_answers(namespace: str) -> None:
     demo_model_directory(EMBEDDING)
     block = next(block for block in commands("docs/models.md") if "demo-embed" in block)

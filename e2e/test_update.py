@@ -39,6 +39,7 @@ async def test_another_engine_image_where_all_nodes_may_mount_the_volume(namespa
     await assert_replaced(service(NAME, replicas=1), edit, namespace)
 
 
+@pytest.mark.nightly  # the story above shows the same of a volume, the one below the same of a hub
 async def test_a_lone_replica_brings_its_successor_beside_itself_where_a_gpu_is_spare(
     hub_model: dict[str, Any], namespace: str
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_lone_replica_makes_room_for_its_successor_where_no_gpu_is_spare
     await assert_replaced(hub_model, {"kvCache": {"blockBudget": 192}}, namespace)
 
 
+@pytest.mark.nightly
 async def test_a_wrong_image_leaves_the_only_engine_of_a_shared_volume(namespace: str) -> None:
     await assert_kept(service(NAME, replicas=1), namespace)
 

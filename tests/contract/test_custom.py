@@ -45,6 +45,7 @@ async def infer(gateway: GatewayProcess, service: str, body: Any) -> tuple[int, 
         return answer.status, await answer.json()
 
 
+@pytest.mark.slow
 async def test_the_page_leads_from_a_program_to_an_answer(
     gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ async def test_the_page_leads_from_a_program_to_an_answer(
         assert engine.metric("conveyor_engine_batch_cost_count", unit="elements") >= 1
 
 
+@pytest.mark.slow
 async def test_the_page_shows_a_class_that_is_served(
     gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path
 ) -> None:

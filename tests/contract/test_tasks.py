@@ -95,7 +95,12 @@ class Task:
     engine: EngineServer
 
 
-@pytest.fixture(scope="module", params=MODELS)
+IN_CI = ("rerank", "image-classify")
+
+
+@pytest.fixture(
+    scope="module", params=[name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "image-classify":

@@ -20,6 +20,7 @@ KERNELS = {
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the limit for one block
+IN_CI = 90
 # Triton 3.6 spills two registers in the kernel for cuts on sm_90, and six on sm_120. For prompts over 8 bits it spills
 # 40 bytes on sm_80 and 224 on sm_100 (int8, heads of 128).
 IS_OLDEST = version("triton").startswith("3.6.")
@@ -28,9 +29,16 @@ SPILLED_BYTES_MOST = 8 if IS_OLDEST else 0
 pytestmark = pytest.mark.timeout(900)  # for the first run; Triton caches compiled kernels
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    return compile_for(CAPABILITIES, tmp_path_factory.mktemp("kernels"))
+# Without a cache, Triton takes minutes for each GPU.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(capability, marks=() if capability == IN_CI else pytest.mark.nightly, id=f"sm_{capability}")
+        for capability in CAPABILITIES
+    ],
+)
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    return compile_for([request.param], tmp_path_factory.mktemp("kernels"))
 
 
 def compile_for(capabilities: Iterable[int], folder: Path) -> list[Compiled]:
@@ -44,9 +52,7 @@ def compile_for(capabilities: Iterable[int], folder: Path) -> list[Compiled]:
 
 
 def test_every_kernel_compiles_for_every_gpu(compiled: list[Compiled]) -> None:
-    for capability in CAPABILITIES:
-        names = {kernel.name for kernel in compiled if kernel.capability == capability}
-        assert names == KERNELS, f"sm_{capability}"
+    assert {kernel.name for kernel in compiled} == KERNELS
 
 
 def test_no_kernel_spills_registers(compiled: list[Compiled]) -> None:
@@ -63,7 +69,7 @@ def spilled_most(kernel: Compiled) -> int:
 def test_8_bits_are_read_in_pairs_and_become_float16_at_once(compiled: list[Compiled]) -> None:
     """A load of single bytes, or a way to bfloat16, would double the instructions of a decode's loop."""
     loops = [product_loop(k.ptx) for k in compiled if k.name == "_attend" and k.step.endswith(("int8", "fp8"))]
-    assert len(loops) >= 2 * len(CAPABILITIES)
+    assert len(loops) >= 2
     for loop in loops:
         assert any(re.search(r"e4m3x2|prmt", line) for line in loop)
         assert [line for line in loop if re.search(r"ld\.shared\S*[bus]8|cvt\S*\.(f32\.f16|bf16)", line)] == []
@@ -111,7 +117,7 @@ def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: 
     """
     order = re.compile(r"bar\.sync|atom\.global\.gpu\.acq_rel|st\.global|ld\.global\.cg")
     decodes = [kernel for kernel in compiled if kernel.name == "_attend" and "decode" in kernel.step]
-    assert len(decodes) >= len(CAPABILITIES)
+    assert decodes
     for kernel in decodes:
         steps = [step for step, _ in groupby(order.findall(kernel.ptx))]
         arrival = steps.index("atom.global.gpu.acq_rel")
