@@ -52,7 +52,7 @@ def test_a_program_writes_pairs_that_begin_with_the_time(module: str, log_format
 
 
 @pytest.mark.parametrize("log_format", READERS)
-@pytest.mark.parametrize("by_flag", [True, False])
+@pytest.mark.parametrize("by_flag", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_engine_does_so_too(by_flag: bool, log_format: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "conveyor_engine", "serve", f"--model={tmp_path / 'none'}"]
     flags = [f"--log-format={log_format}"] if by_flag else []

@@ -4,6 +4,7 @@ The interpreter computes bfloat16 wrongly, so that type is tested only on a GPU.
 """
 
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +36,23 @@ DTYPES = pytest.mark.parametrize(
 def in_types(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
     """Parametrize `dtype` and these names: every case in float32, and in bfloat16 on a GPU.
 
-    In float16 CI runs the last case. The others show in one more way what it shows.
+    CI runs the first case and the last one in float32. The others show in one more way what these show.
     """
-    marks = {torch.float32: [], torch.bfloat16: FOR_BFLOAT16}
+
+    def marks(dtype: torch.dtype, case: tuple[object, ...]) -> Any:
+        if dtype == torch.bfloat16:
+            return FOR_BFLOAT16
+        if dtype == torch.float32:
+            return () if case in (cases[0], cases[-1]) else pytest.mark.slow
+        return pytest.mark.slow if case is cases[-1] else pytest.mark.nightly
+
     return pytest.mark.parametrize(
         f"dtype, {names}",
         [
             pytest.param(
                 dtype,
                 *case,
-                marks=marks.get(dtype, pytest.mark.slow if case is cases[-1] else pytest.mark.nightly),
+                marks=marks(dtype, case),
                 id="-".join(map(str, (*case, str(dtype)[6:]))),
             )
             for dtype in TOLERANCE

@@ -52,14 +52,17 @@ NAMES = {"services": 1, "waiting": ["default/qwen"], "idle": []}
 @pytest.mark.parametrize(
     "answer",
     [
-        answering(web.json_response, data={**NAMES, "waiting": ["x"]}),
-        answering(web.json_response, data={**NAMES, "idle": ["a/b/c"]}),
-        answering(web.json_response, data={}),
-        answering(web.Response, text="[" * 200_000),
-        answering(web.Response, text="[" * 200_000, status=503),
-        answering(web.Response, text="x", status=404),
+        pytest.param(answering(web.json_response, data={**NAMES, "waiting": ["x"]}), id="no name"),
+        pytest.param(
+            answering(web.json_response, data={**NAMES, "idle": ["a/b/c"]}), id="longer name", marks=pytest.mark.slow
+        ),
+        pytest.param(answering(web.json_response, data={}), id="nothing", marks=pytest.mark.slow),
+        pytest.param(answering(web.Response, text="[" * 200_000), id="nested"),
+        pytest.param(
+            answering(web.Response, text="[" * 200_000, status=503), id="nested refusal", marks=pytest.mark.slow
+        ),
+        pytest.param(answering(web.Response, text="x", status=404), id="no such page"),
     ],
-    ids=["no name", "longer name", "nothing", "nested", "nested refusal", "no such page"],
 )
 async def test_a_page_that_is_none_is_left_out_and_ends_nothing(
     control_plane: ControlPlane, space: Space, answer: Callable[..., web.StreamResponse]

@@ -94,7 +94,7 @@ def test_an_older_service_of_another_team_does_not_get_a_name_by_taking_it_on(te
     wait_message(teams.b, "old", "True", "NameClaimed")
 
 
-@pytest.mark.parametrize("operator_runs", [True, False])
+@pytest.mark.parametrize("operator_runs", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_name_outlives_its_service_whether_or_not_an_operator_sees_it_go(
     teams: Teams, name: str, operator_runs: bool
 ) -> None:

@@ -169,7 +169,7 @@ def test_decodes_prompts_and_chunks_are_attention_over_the_rounded_numbers(
 
 
 @KV_DTYPES
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (600, 3.0)])
+@pytest.mark.parametrize(("window", "cap"), [pytest.param(None, None, marks=pytest.mark.slow), (600, 3.0)])
 def test_shares_of_long_decodes_are_joined(kv_dtype: torch.dtype, window: int | None, cap: float | None) -> None:
     steps = [([(1, 1300), (1, 5), (1, 300)], 0)]
     assert_agrees(

@@ -92,7 +92,10 @@ def test_both_agree_on_sinks(dtype: torch.dtype, window: int | None, cap: float 
     assert (expected - without).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (7, 1), (20, 1), (12, 4)], ids=str)
+OTHER_GROUPS = [pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(12, 4, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(7, 1), (20, 1), *OTHER_GROUPS], ids=str)
 def test_groups_of_query_heads_of_any_size_fit_the_tile(heads: int, kv_heads: int) -> None:
     assert_agrees(torch.float32, layers=[LayerShape(heads, kv_heads, 20, 20)])
 

@@ -47,7 +47,14 @@ def move(model: PreTrainedModel) -> None:
                     tensors[name] = moved if tensors is module._buffers else torch.nn.Parameter(moved, False)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS + OTHER_KINDS if kind not in EXPERTS | WITH_STATES])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in KINDS else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS + OTHER_KINDS
+        if kind not in EXPERTS | WITH_STATES
+    ],
+)
 def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interface.register()
     model = make_model(kind, make_config(kind), interface.IMPLEMENTATION)

@@ -79,7 +79,7 @@ def test_the_answers_are_those_of_generate(reference: GetReference, monkeypatch:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
-@pytest.mark.parametrize("num_kv_blocks", [64, 8])
+@pytest.mark.parametrize("num_kv_blocks", [pytest.param(64, marks=pytest.mark.slow), 8])
 def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
     reference: GetReference, mode: dict[str, Any], num_kv_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ from conveyor_engine.execution.sampling.sampler import AtOnce
 
 pytestmark = ON_DEVICE
 NO_TOKENS = torch.zeros((0, 0), dtype=torch.int32)  # of rows without penalties
-SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one slice, one token more, several
+# Of the vocabulary: less than a slice of Triton's, one slice, one token more, several.
+SIZES = [5, pytest.param(4096, marks=pytest.mark.slow), 4097, 9000]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def make_logits(rows: int, vocab_size: int, dtype: torch.dtype = torch.float32) 
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("place", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.0])
 def test_the_best_token_is_found_wherever_it_is_and_the_first_of_equals(
     kernel: Kernel, vocab_size: int, place: float
 ) -> None:
@@ -83,7 +84,7 @@ def test_the_best_token_is_found_wherever_it_is_and_the_first_of_equals(
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(1.0, marks=pytest.mark.slow), 1.7])
 def test_each_token_is_drawn_in_the_middle_of_its_share(kernel: Kernel, vocab_size: int, temperature: float) -> None:
     for dtype in kernel.dtypes:
         logits = make_logits(8, vocab_size, dtype)

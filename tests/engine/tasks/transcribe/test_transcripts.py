@@ -121,7 +121,10 @@ def expected(tiny: Speech) -> list[list[Segment]]:
     return [tiny.expect(sound) for sound in SOUNDS]
 
 
-@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+OTHER_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("none", "dynamic")]
+
+
+@pytest.mark.parametrize("mode", ["static", "continuous", *OTHER_MODES])
 def test_whole_files_are_transcribed_as_by_transformers(tiny: Speech, expected: list[list[Segment]], mode: str) -> None:
     core = tiny.make_core(batching_mode=mode)
     assert isinstance(core.executor, SpeechRunner)
@@ -139,7 +142,7 @@ def test_windows_of_several_files_share_steps(tiny: Speech) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_windows_that_are_preempted_give_the_same(
     tiny: Speech, expected: list[list[Segment]], backend: str, overlap: bool
 ) -> None:
