@@ -52,7 +52,7 @@ class Served:
         return embed(self.model, token_ids, mode, normalizes=normalizes, dimensions=dimensions)
 
 
-@pytest.fixture(scope="module", params=["bert", "qwen3"])
+@pytest.fixture(scope="module", params=["bert", pytest.param("qwen3", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with dynamic batches of four and a short window."""
     folder = tmp_path_factory.mktemp(request.param)

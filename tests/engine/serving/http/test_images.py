@@ -60,7 +60,10 @@ class Served:
         return answer.json()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+OTHER_MODELS = [pytest.param(name, marks=pytest.mark.slow) for name in list(MODELS)[1:]]
+
+
+@pytest.fixture(scope="module", params=["one of several", *OTHER_MODELS])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     one = Served(tmp_path_factory.mktemp("classifier"), **MODELS[request.param])
     with one.server as server:

@@ -27,13 +27,15 @@ from conveyor_engine.tasks.imagegenerate.execution import PaintRunner
 from conveyor_engine.tasks.imagegenerate.facts import Size
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 
-MODES = ("none", "static", "dynamic", "continuous")
+EULER = "EulerDiscreteScheduler"
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "DDIMScheduler": {"timestep_spacing": "trailing", "prediction_type": "v_prediction"},
-    "EulerDiscreteScheduler": {},
+    EULER: {},
     "PNDMScheduler": {"skip_prk_steps": True},
     "DPMSolverMultistepScheduler": {"use_karras_sigmas": True},
 }
+OTHER_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("none", "dynamic")]
+OTHER_SCHEDULERS = [pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULERS if name != EULER]
 
 
 class Painter:
@@ -79,7 +81,7 @@ def painter(tmp_path_factory: pytest.TempPathFactory) -> Painter:
     return Painter(tmp_path_factory.mktemp("painter"))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["static", "continuous", *OTHER_MODES])
 def test_every_mode_makes_the_pictures_of_diffusers(painter: Painter, mode: str) -> None:
     assert distance(painter.paint(painter.make_core(batching_mode=mode)), painter.pictures) <= 1
     kinds = {picture.tobytes() for picture in painter.pictures}
@@ -87,7 +89,7 @@ def test_every_mode_makes_the_pictures_of_diffusers(painter: Painter, mode: str)
     assert min(int(np.ptp(picture)) for picture in painter.pictures) > 30, "they are no plain colour"
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", [EULER, *OTHER_SCHEDULERS])
 def test_every_scheduler_makes_the_pictures_of_diffusers(scheduler: str, tmp_path: Path) -> None:
     painter = Painter(tmp_path, scheduler, **SCHEDULERS[scheduler])
     assert distance(painter.paint(painter.make_core(batching_mode="continuous")), painter.pictures) <= 1
