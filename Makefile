@@ -117,11 +117,12 @@ $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ 
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
+# Without the tests of the kernels in C, which depend on none of these packages; test_parity.py runs models with them.
 test-oldest: venv ## Run the tests of execution and of models' answers with the oldest torch, Triton, transformers and NumPy
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' -m '$(SELECT)' \
-		tests/engine/execution \
+		tests/engine/execution --ignore=tests/engine/execution/native \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py \
 		tests/bench/test_commands.py::test_a_measurement_beside_sentence_transformers_runs
 
@@ -138,7 +139,7 @@ try: ## Serve examples/quickstart.yaml on this machine without a cluster: an ans
 	@$(MAKE) --no-print-directory $(TRY)/.complete
 	@OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(TRY)/bin/python -m e2e.demo_model >/dev/null
 	@$(TRY)/bin/python -m conveyor_local run examples/quickstart.yaml --volume models=$(CACHE)/models \
-		--ask "How do I use the with statement?" --load 10 --until-done --picture build/try.svg
+		--sync-period 1 --ask "How do I use the with statement?" --load 10 --until-done --picture build/try.svg
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images

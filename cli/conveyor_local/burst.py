@@ -25,7 +25,7 @@ from conveyor_load.traces import Arrival
 from conveyor_local.service import Service
 
 _INPUT_TOKENS, _OUTPUT_TOKENS = 12, 140  # of the demo
-_UP_SECONDS, _DOWN_SECONDS, _STEADY_SECONDS = 240.0, 180.0, 10.0
+_UP_SECONDS, _DOWN_SECONDS, _STEADY_SECONDS = 240.0, 180.0, 3.0
 _SAMPLE_SECONDS: Final = 0.5
 
 
