@@ -4,6 +4,7 @@ The models of `conveyor_api` check the same rules as the CustomResourceDefinitio
 the API server's texts; a test compares both for every invalid resource of tests/api.
 """
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -13,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from conveyor_api import names
 from conveyor_api.base import RULE_ERROR
-from conveyor_api.crd import build_schema
+from conveyor_api.crd import Schema, build_schema
 from conveyor_api.resource import InferenceService
 
 _TYPES: Final = {
@@ -49,7 +50,7 @@ def describe_refusal(body: Mapping[str, Any]) -> str:
 
 def _name_path(details: ErrorDetails) -> str:
     """Return the path of a problem as the API server writes it: keys of maps and numbers of entries in brackets."""
-    path, schema = "", build_schema()
+    path, schema = "", _read_schema()
     for part in details["loc"]:
         is_key = isinstance(part, int) or "additionalProperties" in schema
         path += f"[{part}]" if is_key else f".{part}"
@@ -58,6 +59,11 @@ def _name_path(details: ErrorDetails) -> str:
     if field := details.get("ctx", {}).get("field"):
         path += f".{field}"
     return path.removeprefix(".")
+
+
+@functools.cache
+def _read_schema() -> Schema:
+    return build_schema()
 
 
 def _find_duplicate(entries: list[dict[str, Any]], key: str) -> tuple[int, str]:

@@ -51,7 +51,12 @@ def attack(server: EngineServer, fields: dict[str, Any]) -> httpx.Response:
     return server.post("/v1/completions", body)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+FURTHER = ("29 intersections", "180 equal branches")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in FURTHER else name for name in ATTACKS]
+)
 def test_a_hostile_grammar_ends_its_own_request_alone(server: EngineServer, name: str) -> None:
     free = {"prompt": "the fox", "max_tokens": TOKENS, "ignore_eos": True, "seed": 1, "temperature": 0}
     formed = {"prompt": "a", "structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 20}

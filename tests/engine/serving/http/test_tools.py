@@ -48,7 +48,7 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield started.wait_ready()
 
 
-@pytest.fixture(params=["server", "hermes"])
+@pytest.fixture(params=[pytest.param("server", marks=pytest.mark.slow), "hermes"])
 def either(request: pytest.FixtureRequest) -> EngineServer:
     """Servers with a model without a known format, and with one that uses Hermes's."""
     server: EngineServer = request.getfixturevalue(request.param)
