@@ -18,6 +18,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # limit for a check, which reads only the headers of weight files: a few MiB together
 EXPORTED_PROGRAM: Final = "model.pt2"  # written by torch.export.save
 PROGRAM_SETTINGS: Final = "model.json"  # settings of a model of the task `custom`
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 PIPELINE_INDEX: Final = "model_index.json"  # index of a diffusers pipeline; each part of the pipeline has a folder
 PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
 # A model has at least one of these files.
@@ -57,6 +58,11 @@ def list_folders(directory: Path) -> list[Path]:
     is_pipeline = (directory / PIPELINE_INDEX).is_file()
     parts = [directory / name for name in PIPELINE_FOLDERS] if is_pipeline else []
     return [directory, *(part for part in parts if part.is_dir())]
+
+
+def has_image_processor(directory: Path) -> bool:
+    """Return whether the directory has the files of an image processor."""
+    return any((directory / name).is_file() for name in PROCESSOR_FILES)
 
 
 def has_vision(directory: Path) -> bool:

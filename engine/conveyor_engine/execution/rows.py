@@ -28,12 +28,27 @@ class Rows:
         self._num_blocks = [0] * max_num_seqs
         self.adapters = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._adapters = [0] * max_num_seqs  # the same on the host
+        # What is added to the position of a token behind pictures; None: the model has one position for each token.
+        self.shifts: torch.Tensor | None = None
 
     def after(self, num_blocks: int) -> Self:
         """Return a view of these rows without the first `num_blocks` blocks of each table. Never `update` the view."""
         view = copy(self)
         view.block_tables = self.block_tables[:, num_blocks:]
         return view
+
+    def use_shifts(self) -> None:
+        """Let rows have shifted positions."""
+        self.shifts = torch.zeros(len(self._num_blocks), dtype=torch.int64, device=self._device)
+
+    def shift_positions(self, positions: torch.Tensor, token_rows: torch.Tensor | None) -> torch.Tensor:
+        """Return the positions (1, T) of these rows' tokens for the model's rotary embedding."""
+        return positions if self.shifts is None or token_rows is None else positions + self.shifts[token_rows]
+
+    def shift(self, row: int, shift: int) -> None:
+        """Set what is added to the position of each token of the row."""
+        if self.shifts is not None:
+            self.shifts[row] = shift
 
     def list_adapters(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of the adapters that these rows use, without 0 for none, ascending."""

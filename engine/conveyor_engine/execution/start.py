@@ -24,6 +24,7 @@ from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.placement import Placement
+from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.log import quote
@@ -52,7 +53,8 @@ class RunnerStart:
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
-        self._load_model = load or partial(load_model, kind=kind)
+        self.sees = kind is CAUSAL_LM and placement.world_size == 1 and has_image_processor(Path(config.model))
+        self._load_model = load or partial(load_model, kind=kind, sees=self.sees)
         self._began = 0.0
         self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
 

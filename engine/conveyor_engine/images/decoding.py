@@ -17,6 +17,7 @@ from conveyor_engine.errors import InvalidRequest
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # docs/adr/0094 explains this choice
 PIXELS_MAX: Final = 2**24  # of one image: 4096 x 4096
+SHOWN_PIXELS_MAX: Final = 2**21  # of an image in a conversation, after `shrink`
 ASPECT_MAX: Final = 100  # longer side / shorter side: a processor that enlarges the shorter side enlarges both
 _NAMES: Final = "JPEG, PNG, WebP or GIF"
 _SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
@@ -34,6 +35,13 @@ def decode_image(data: bytes, param: str) -> Image.Image:
     except Exception as error:  # Pillow may raise any error for a broken file
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidRequest(f"{param} is a broken image: {what}", param=param) from None
+
+
+def shrink(image: Image.Image, pixels_max: int) -> Image.Image:
+    """Return the image with at most so many pixels."""
+    width, height = image.size
+    scale = (pixels_max / (width * height)) ** 0.5
+    return image if scale >= 1 else image.resize((max(1, int(width * scale)), max(1, int(height * scale))))
 
 
 def _decode(data: bytes, param: str) -> Image.Image:

@@ -14,12 +14,12 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import PROCESSOR_FILES, has_image_processor
 from conveyor_engine.wire.images import PictureShape
 
 SIDE_MAX: Final = 1024  # of a processed image: 4 MiB in float32 for each channel
-_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _PROBES: Final = ((64, 64), (96, 48), (48, 96))
-_ERRORS: Final = (
+ERRORS: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
 )  # fmt: skip
@@ -52,7 +52,7 @@ class ImageProcessor:
         try:
             made = [self._processor(images=Image.new("RGB", size), return_tensors=None) for size in _PROBES]
             shapes = [PictureShape(*np.shape(each["pixel_values"][0])) for each in made]
-        except _ERRORS as error:
+        except ERRORS as error:
             raise ModelError(f"the model's image processor makes no pixels of a picture: {error}") from error
         if others := sorted(set(made[0]) - {"pixel_values"}):
             raise ModelError(
@@ -63,14 +63,16 @@ class ImageProcessor:
 
 def load_processor(directory: Path) -> ImageProcessor:
     """Load the model's image processor. Raises ModelError."""
-    if not any((directory / name).is_file() for name in _FILES):
-        message = f"{directory} has no {_FILES[0]}: save the model's image processor there (save_pretrained does)"
+    if not has_image_processor(directory):
+        message = (
+            f"{directory} has no {PROCESSOR_FILES[0]}: save the model's image processor there (save_pretrained does)"
+        )
         raise ModelError(message)
     try:
         processor = AutoImageProcessor.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, backend="pil"
         )
-    except _ERRORS as error:
+    except ERRORS as error:
         text = " ".join(str(error).split())[:500]
         raise ModelError(
             f"the image processor in {directory} cannot be used: {type(error).__name__}: {text}"

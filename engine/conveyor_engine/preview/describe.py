@@ -21,7 +21,7 @@ from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.loader import load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
-from conveyor_engine.execution.models.towers import drop_towers
+from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
 from conveyor_engine.model_files import has_vision, read_architectures
 from conveyor_engine.model_numbers import check_numbers
@@ -87,7 +87,7 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"the model cannot be built: {checks.on_one_line(error)}") from error
     if kind is kinds.CAUSAL_LM:
-        drop_towers(model)
+        take_towers(model)
     return model
 
 

@@ -153,6 +153,7 @@ class RequestState:
         "party",
         "payload",
         "payload_cost",
+        "pictures",
         "place_time",
         "prompt_hashes",
         "request_id",
@@ -181,6 +182,7 @@ class RequestState:
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
         self.payload = request.payload
+        self.pictures = request.pictures
         self.adapter = request.adapter
         self.num_steps = request.num_steps
         self.group = request.group
@@ -318,11 +320,16 @@ class RequestState:
         hashes += shared[len(hashes) : num_blocks]
         for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
             parent = hashes[-1] if hashes else self.cache_root
-            tokens = self.token_ids[start : start + block_size].tobytes()
-            hashes.append(blake2b(parent + tokens, digest_size=16).digest())
+            content = self._content(start, start + block_size)
+            hashes.append(blake2b(parent + content, digest_size=16).digest())
             if start + block_size <= self.num_prompt_tokens:
                 shared.append(hashes[-1])
         return hashes
+
+    def _content(self, start: int, end: int) -> bytes:
+        """Return the tokens of a block, and the digests of the pictures that it has a part of."""
+        pictures = (each.digest for each in self.pictures if each.start < end and start < each.end)
+        return self.token_ids[start:end].tobytes() + b"".join(pictures)
 
     def _finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Return why the last appended token ends the request; None if it does not. The sampler enforces min_tokens."""

@@ -15,7 +15,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, ReadTurns
-from conveyor_engine.serving.held_requests import HeldRequests
+from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX_WITH_IMAGES, HeldRequests
 from conveyor_engine.serving.places import Places
 from conveyor_engine.wire.messages import (
     Abort,
@@ -273,6 +273,8 @@ class EngineClient:
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
                 self.facts = facts
+                if facts.image_place is not None:
+                    self._held.max_tokens = HELD_TOKENS_MAX_WITH_IMAGES
                 self.places.batch_size = self._max_num_seqs
                 load_seconds = time.monotonic() - self._began - warmup_seconds
                 self.start_seconds = {"load": load_seconds, "warm_up": warmup_seconds}

@@ -13,6 +13,7 @@ from conveyor_engine.errors import Overloaded
 
 # 64 MiB of memory, at 4 bytes per token. The longest context has this many tokens, so every valid prompt fits alone.
 HELD_TOKENS_MAX: Final = MAX_TOKENS
+HELD_TOKENS_MAX_WITH_IMAGES: Final = 8 * MAX_TOKENS  # an image of two megapixels takes as much as 3 million tokens
 
 
 class HeldRequests:
@@ -22,6 +23,7 @@ class HeldRequests:
         self._num_tokens_of: dict[str, int] = {}
         self._unsent: set[str] = set()
         self.num_tokens = 0
+        self.max_tokens = HELD_TOKENS_MAX
 
     def __len__(self) -> int:
         """The number of requests that the engine process has."""
@@ -29,10 +31,10 @@ class HeldRequests:
 
     def check_room(self, num_tokens: int) -> None:
         """Raise Overloaded if this many more tokens would exceed the limit. If none are held, any number fits."""
-        if self.num_tokens and self.num_tokens + num_tokens > HELD_TOKENS_MAX:
+        if self.num_tokens and self.num_tokens + num_tokens > self.max_tokens:
             raise Overloaded(
                 f"the prompts that are waiting or running here have {self.num_tokens} tokens, and with this request "
-                f"they would have more than {HELD_TOKENS_MAX}; try again later"
+                f"they would have more than {self.max_tokens}; try again later"
             )
 
     def add(self, num_tokens_of: Mapping[str, int]) -> None:

@@ -9,9 +9,13 @@ import math
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 import msgspec
+
+from conveyor_engine.wire.pictures import PictureSpan
+
+NO_IMAGES: Final = "this engine's model reads no images"
 
 
 class FinishReason(StrEnum):
@@ -73,6 +77,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[int] = ()
     payload: bytes = b""  # other input of the model's runner (numbers, pixels, parameters), as the task encodes it
     payload_cost: int = 0  # the payload's share of a step's budget, added to the prompt's tokens, in the task's unit
+    pictures: Sequence[PictureSpan] = ()  # in the prompt; the payload has their content
     num_steps: int = 1  # for a payload that is computed in several steps, each of which costs `payload_cost`
     group: int = 0  # only requests with equal numbers share a forward pass (images of one size); 0: no restriction
     params: SamplingParams | None = None  # None: no tokens are sampled
@@ -177,6 +182,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     of_task: bytes = b""  # facts that only the task can decode
     # Whether layers keep a state for each row: no prefix is shared, and a failed step's requests begin again.
     has_states: bool = False
+    # The token that stands for a part of an image in prompts; None: the model reads no images.
+    image_place: int | None = None
+    no_images_because: str = NO_IMAGES
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

@@ -21,7 +21,7 @@ from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.execution.models.quantized.reading import Restoring
-from conveyor_engine.execution.models.towers import drop_towers
+from conveyor_engine.execution.models.towers import put_back, take_towers
 from conveyor_protocol.failure_reasons import FailureReason
 
 
@@ -44,13 +44,22 @@ def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
 
 
 def load_model(
-    path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kind: ModelKind = CAUSAL_LM
+    path: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kind: ModelKind = CAUSAL_LM,
+    *,
+    sees: bool = False,
 ) -> PreTrainedModel:
-    """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError."""
+    """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError.
+
+    sees: a model of images and texts keeps its encoders, with transformers' own attention.
+    """
     _check_safetensors(Path(path))
     if kind.own_attention:
         interface.register()
-    found = kind.of(config) or kind
+    found = (kind.second.of(config) if sees and kind.second else None) or kind.of(config) or kind
     checkpoint = _checkpoint(path, config, kind)
     restoring = checkpoint.restore(config)
     transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
@@ -60,8 +69,7 @@ def load_model(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
             model, info = _read_weights(Path(path), config, dtype, found, restoring)
-            if kind is CAUSAL_LM:
-                drop_towers(model)
+            towers = take_towers(model) if kind is CAUSAL_LM else []
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
@@ -79,6 +87,10 @@ def load_model(
     checks.check_weights(path, info)
     if found is not kind and not has_states:  # `state_trial` checks the others
         _check_text(model)
+    if sees:
+        put_back(model, towers)
+        for tower in towers:
+            interface.use_transformers_attention(tower.part.to(device).eval().requires_grad_(False))
     return model
 
 

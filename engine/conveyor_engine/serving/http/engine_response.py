@@ -30,7 +30,7 @@ from conveyor_engine.serving.http.reading import (
     timeout_seconds,
 )
 from conveyor_engine.serving.http.usage import Report, find_report
-from conveyor_engine.serving.preparing.jobs import Prepared
+from conveyor_engine.serving.preparing.jobs import Prepared, choose_kind
 from conveyor_engine.wire.worker import Job
 from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import PLACE_HEADER
@@ -79,7 +79,8 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
         with state.engine.hold_place(place_condition):
             content_type = request.headers.get("content-type", "")[:_CONTENT_TYPE_CHARACTERS]
             num_max, deadline = state.engine.num_requests_max, arrival + timeout
-            job = Job(kind, facts, num_max, arrival, body, level, deadline, json_bytes, content_type)
+            chosen = choose_kind(facts, kind, body)
+            job = Job(chosen, facts, num_max, arrival, body, level, deadline, json_bytes, content_type)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             yield Arriving(state, prepared, arrival + timeout, place_condition)

@@ -22,6 +22,7 @@ from conveyor_protocol.request_headers import (
 
 BODY_BYTES_PER_TOKEN = 32  # for each token of the context; ids, or text in any script, need fewer even if escaped
 BODY_BYTES_FLOOR = 2**20  # so that a model with a short context can get many messages or prompts
+IMAGES_BYTES_MAX = 32 * 2**20  # of a conversation with images; Anthropic's limit
 BODY_SECONDS_MAX = 60.0
 
 
@@ -29,14 +30,15 @@ def body_bytes_max(facts: ModelFacts) -> int:
     """Return the limit on a body's bytes. A larger body takes more memory and time to read and validate.
 
     The limit follows from the model's context. If the task's bodies may have many inputs, the limit allows a context
-    for each input, up to the task's `inputs_bytes_max`. A model without tokens has no context, so only
-    `inputs_bytes_max` counts.
+    for each input, up to the task's `inputs_bytes_max`. Conversations with images have a limit of their own. A model
+    without tokens has no context, so only `inputs_bytes_max` counts.
     """
     of_task: TaskPaths = registry.load(facts.task, "serving")
     if not facts.vocab_size:
         return max(BODY_BYTES_FLOOR, of_task.inputs_bytes_max)
     context = BODY_BYTES_PER_TOKEN * facts.max_model_len
-    return max(BODY_BYTES_FLOOR, context, min(of_task.inputs_bytes_max, context * INPUTS_MAX))
+    images = 0 if facts.image_place is None else IMAGES_BYTES_MAX
+    return max(BODY_BYTES_FLOOR, images, context, min(of_task.inputs_bytes_max, context * INPUTS_MAX))
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:

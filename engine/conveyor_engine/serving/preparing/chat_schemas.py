@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from conveyor_engine.serving.preparing.content import check_images, join_content, read_image_url, text_part
 from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.schemas import Object, SamplingFields
@@ -25,25 +26,27 @@ from conveyor_engine.text.chat_template import Rendering
 
 
 def _parse_content(value: object) -> object:
-    """Return one string for a string or a list of text parts.
+    """Return one string for a string or a list of text parts, and the parts if some are images.
 
-    Raises PydanticCustomError for other parts, such as images and audio. Ignores a part's other fields.
+    Raises PydanticCustomError for other parts, such as audio. Ignores a part's other fields.
     """
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "must be a string or a non-empty list of text parts")
-    return "\n".join(_parse_part(number, part) for number, part in enumerate(value))
+        raise PydanticCustomError("content", "must be a string or a non-empty list of parts")
+    return join_content([_parse_part(number, part) for number, part in enumerate(value)])
 
 
-def _parse_part(number: int, part: Any) -> str:
+def _parse_part(number: int, part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind == "image_url" and isinstance(part, dict):
+        return read_image_url(part.get("image_url"))
     if kind != "text" or not isinstance(part, dict):
-        raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
+        takes = "this engine takes parts of type 'text' and 'image_url' only"
+        raise PydanticCustomError("content", f"part {number} is {kind!r}; {takes}")
     if not isinstance(part.get("text"), str):
         raise PydanticCustomError("content", f"part {number} must have a string `text`")
-    text: str = part["text"]
-    return text
+    return text_part(part["text"])
 
 
 _PART = {
@@ -51,11 +54,22 @@ _PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
+_IMAGE = {
+    "type": "object",
+    "properties": {"type": {"const": "image_url"}, "image_url": {"anyOf": [_URL, {"type": "string"}]}},
+    "required": ["type", "image_url"],
+}
 Content = Annotated[
-    str | None,
-    BeforeValidator(_parse_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, list_of(_PART), {"type": "null"}]}),
+    str | list[dict[str, Any]] | None,
+    PlainValidator(_parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, list_of({"anyOf": [_PART, _IMAGE]}), {"type": "null"}]}),
 ]
+
+
+def _check_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    check_images(messages)
+    return messages
 
 
 class ChatMessage(Object):
@@ -66,7 +80,8 @@ class ChatMessage(Object):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who speaks. The chat template receives `developer` as `system`."""
     content: Content = None
-    """A string, or parts `{"type": "text", "text": ...}`."""
+    """A string, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}`, where
+    the URL has the data itself (`data:image/png;base64,...`)."""
     name: str | None = None
     """For chat templates that use it."""
     tool_calls: list[AnyEarlierCall] | None = None
@@ -103,7 +118,9 @@ class ChatMessage(Object):
 
 
 Messages = Annotated[
-    list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]], Field(min_length=1, fail_fast=True)
+    list[Annotated[ChatMessage, AfterValidator(ChatMessage.for_template)]],
+    Field(min_length=1, fail_fast=True),
+    AfterValidator(_check_images),
 ]
 
 

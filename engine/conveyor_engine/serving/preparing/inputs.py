@@ -10,10 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
+from conveyor_engine.serving.preparing.conversations import read_conversation
 from conveyor_engine.serving.preparing.jobs import ServedModel, check_num_inputs, name_input
-from conveyor_engine.serving.preparing.prompts import read_input, render_conversation
+from conveyor_engine.serving.preparing.prompts import check_input, read_input
 from conveyor_engine.serving.preparing.schemas import PromptFields
-from conveyor_engine.serving.preparing.translation import in_words_of
 from conveyor_engine.serving.preparing.values import INPUTS_SCHEMA, parse_inputs
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.worker import Job
@@ -82,10 +82,9 @@ def read_inputs(model: ServedModel, job: Job, fields: InputFields, begin: str = 
     if fields.messages is None:
         prompts = [_read(model, job, fields, index, begin, truncation) for index in range(len(fields.input))]
     else:
-        text = render_conversation(model, fields.chat(), job.facts.max_model_len)
-        with in_words_of({"input": "messages"}):
-            adds = bool(fields.add_special_tokens)
-            prompts = [read_input(model, text, truncation, job.facts, "input", add_special_tokens=adds)]
+        adds = bool(fields.add_special_tokens)
+        prompts = [read_conversation(model, fields.chat(), job.facts, truncation, add_special_tokens=adds).token_ids]
+        check_input(prompts[0], job.facts, "messages")
     if fields.padding == "max_length":
         padding_id = _find_padding_id(model)
         prompts = [prompt + [padding_id] * (job.facts.max_model_len - len(prompt)) for prompt in prompts]

@@ -19,9 +19,12 @@ from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.parsing.dialect import NO_DIALECT, Dialect
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part
 
 Fields = TypeVar("Fields", bound=ModelFields)
+# A body that escapes letters of these is prepared with the limits for texts.
+_IMAGE_MARKS = (b'"image_url"', b'"input_image"', b'"image"')
 _NAMED_MAX = 4  # names of models in an error
 
 
@@ -100,6 +103,7 @@ class BodyKind:
     runs_template: bool = False  # whether it runs a chat template: a program by the model's author, which may be slow
     lane: Lane | None = None  # of the kind's bodies that are costly, in addition to `runs_template`
     is_costly: Callable[[bytes], bool] = always  # whether a body belongs into `lane`; must be fast for 256 KiB
+    with_images: str = ""  # the kind of such bodies if they may have images; empty: they may have none
     memory_bytes: int = 0  # a job may use this much, in addition to the limit for its body and the context
     cpu_seconds: float = 0.0  # a job may use this much, in addition to the limit for its body
     reading: str = "rendered with the model's chat template and tokenized"  # completes "this request could not be ..."
@@ -110,6 +114,13 @@ def find_kinds(task: str) -> Mapping[str, BodyKind]:
     """Return the kinds of a task's bodies, from its `preparing` module."""
     kinds: Mapping[str, BodyKind] = registry.load(task, "preparing")
     return kinds
+
+
+def choose_kind(facts: ModelFacts, kind: str, body: bytes) -> str:
+    """Return the kind of this body: `kind`, or the one for bodies with images if the model reads images."""
+    with_images = find_kinds(facts.task)[kind].with_images
+    has_images = facts.image_place is not None and any(mark in body for mark in _IMAGE_MARKS)
+    return with_images if with_images and has_images else kind
 
 
 def find_kind(job: Job) -> BodyKind:

@@ -8,7 +8,6 @@ import msgspec
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.bounds import check_token_ids
-from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Truncation, too_long
@@ -105,12 +104,6 @@ def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> N
     if num_inputs > most:
         message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} {of_what}"
         raise InvalidRequest(f"{message}; send fewer at a time", param=param)
-
-
-def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
-    """Render the messages with the chat template. longest: context length in tokens. Raises InvalidRequest."""
-    fields.tool_use.check_size()
-    return model.tokenizer.render_chat(fields.messages_for_template(), longest, fields.variables(), fields.rendering())
 
 
 def read_prompt(

@@ -16,6 +16,7 @@ from tokenizers import Encoding
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest, Messages
+from conveyor_engine.serving.preparing.conversations import read_conversation
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, name_input, parse_body
 from conveyor_engine.serving.preparing.schemas import ModelFields
@@ -137,13 +138,11 @@ def prepare_tokenize(model: ServedModel, job: Job) -> PreparedTokens:
     fields, longest = parse_body(model, TokenizeRequest, job.body), job.facts.max_model_len
     if fields.inputs is not None:
         return PreparedTokens("tokenize", fields.ignored, answer=_tokenize_texts(model, job, fields, fields.inputs))
-    text, param = fields.prompt or "", "prompt"
-    if fields.messages is not None:
-        chat, param = fields.chat(), "messages"
-        chat.tool_use.check_size()
-        text = model.tokenizer.render_chat(chat.messages_for_template(), longest, chat.variables(), chat.rendering())
     adds = fields.messages is None if fields.add_special_tokens is None else fields.add_special_tokens
-    ids = model.tokenizer.encode(text, longest, add_special_tokens=adds, param=param)
+    if fields.messages is None:
+        ids = model.tokenizer.encode(fields.prompt or "", longest, add_special_tokens=adds, param="prompt")
+    else:
+        ids = read_conversation(model, fields.chat(), job.facts, add_special_tokens=adds).token_ids
     pieces = [model.tokenizer.find_piece(token_id) for token_id in ids] if fields.return_token_strs else None
     return PreparedTokens("tokenize", fields.ignored, array("I", ids).tobytes(), pieces)
 

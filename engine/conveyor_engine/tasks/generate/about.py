@@ -11,4 +11,5 @@ TASK: Final = About(
     recognises=lambda _: True,  # models that no other task recognises
     allows=TASKS["Generate"],
     runs_also=("embed",),
+    reads=True,
 )

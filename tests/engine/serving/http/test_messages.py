@@ -247,7 +247,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": CONTEXT_TOKENS}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].source"),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
      "messages[0].content[0]"),

@@ -307,7 +307,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"input": []}, "input"),
     ({"input": "a" * CONTEXT_TOKENS}, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
     ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "thing"}}], "tool_choice": "required"},
      "tools[0].parameters"),
     ({"tool_choice": "required"}, "tool_choice"),

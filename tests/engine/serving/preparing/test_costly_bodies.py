@@ -35,15 +35,16 @@ NO_FORMS: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}, {"tool_choice": "none"},
     {"prompt": 'a "guided_json" of "regex": {}'},
 ]  # fmt: skip
+TEMPLATES = {"chat", "messages", "responses", "count_tokens", "tokenize"}
 LANES = {
     **dict.fromkeys(["completion", "chat", "messages", "responses"], Lane.FORMS),
     **dict.fromkeys(["embedding_of_images", "images", "image_tensors", "transcription", "translation"], Lane.FILES),
+    **dict.fromkeys([f"{name}_with_images" for name in TEMPLATES], Lane.FILES),
 }
 PLAIN = {
     *("tokenize", "detokenize", "decode", "count_tokens", "classify", "classify_tokens", "predict", "embedding"),
     *("embed", "rerank", "score", "either_rerank", "pictures", "tensors"),
 }
-TEMPLATES = {"chat", "messages", "responses", "count_tokens", "tokenize"}
 
 
 def write(name: str, **fields: Any) -> bytes:
@@ -99,7 +100,8 @@ async def test_files_have_all_workers_of_a_service_that_has_nothing_else() -> No
 def test_each_costly_kind_names_its_lane() -> None:
     found = {name: kind for task in registry.find_packages() for name, kind in find_kinds(task).items()}
     assert {name: kind.lane for name, kind in found.items()} == {**LANES, **dict.fromkeys(PLAIN)}
-    assert {name for name, kind in found.items() if kind.runs_template} == TEMPLATES
+    with_images = {f"{name}_with_images" for name in TEMPLATES}
+    assert {name for name, kind in found.items() if kind.runs_template} == TEMPLATES | with_images
 
 
 @pytest.mark.parametrize("fields", FORMS)

@@ -19,7 +19,7 @@ from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
-from conveyor_engine.execution.batch import build_batch, only_sampled
+from conveyor_engine.execution.batch import build_batch, lay_out, only_sampled
 from conveyor_engine.execution.graphs.cuda import Capture, choose_capture
 from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
@@ -33,6 +33,7 @@ from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.rope import fix_frequencies
 from conveyor_engine.execution.models.state_trial import check_states
+from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners.base import Runner
@@ -43,6 +44,8 @@ from conveyor_engine.execution.start import Load, Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Seen
+from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
 from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
@@ -70,13 +73,16 @@ class GenerateRunner(Runner):
         )
         adapters = open_adapters(config.adapters)
         self.model = start.load()
+        towers = take_towers(self.model) if start.sees else []
         fix_frequencies(self.model, max_model_len)
         layers, shapes = probe_layers(self.model, self.device)
         if shapes:
             self._prepare_states(start, layers, shapes, placement)
+        self._sight, blind_because = open_sight(self.model, towers, config.model, layers, shapes)
         start.fuse(self.model, len(layers))
         self._adapters = self._add_adapters(start, adapters)
-        join_layers(self.model)
+        if self._sight is None or not self._sight.is_deep:
+            join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
         # Graphs have no all-reduce and no states yet.
@@ -85,6 +91,8 @@ class GenerateRunner(Runner):
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
         self._rows = Rows(start.max_num_seqs + num_spare, max_model_len, config.block_size, self.device)
+        if self._sight is not None and self._sight.has_axes:
+            self._rows.use_shifts()
         num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes)
         self._states = States.allocate(shapes, start.max_num_seqs, self.device) if shapes else None
         self.facts = start.facts(
@@ -104,7 +112,15 @@ class GenerateRunner(Runner):
             if self._adapters is not None:
                 self._adapted_graphs = self._make_graphs(capture, num_blocks, progress, None)
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
-        self.facts = msgspec.structs.replace(self.facts, num_lost_graphs=sum(graphs.num_lost for graphs in made))
+        if self._sight is not None:
+            self._sight.open()
+        num_lost = sum(graphs.num_lost for graphs in made)
+        self.facts = msgspec.structs.replace(
+            self.facts,
+            num_lost_graphs=num_lost,
+            image_place=self._sight and self._sight.place_id,
+            no_images_because=blind_because,
+        )
 
     def _add_adapters(self, start: RunnerStart, found: Sequence[Adapter]) -> Adapters | None:
         if not found:
@@ -138,6 +154,7 @@ class GenerateRunner(Runner):
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
+        step_bytes += self._sight.step_bytes + KEPT_BYTES if self._sight is not None else 0
         step_bytes += start.max_num_seqs * row_bytes(shapes) + bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
@@ -204,6 +221,8 @@ class GenerateRunner(Runner):
             for admitted in plan.admitted:
                 assert admitted.sampling is not None
                 self._sampler.set_row(admitted.row, admitted.sampling)
+                if self._sight is not None:
+                    self._rows.shift(admitted.row, self._sight.admit(admitted))
             logits, samples, found = self._replay(plan) or self._launch(plan)
         return partial(self._sample, plan, logits, samples, found)
 
@@ -229,6 +248,8 @@ class GenerateRunner(Runner):
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         graphs = self._adapted_graphs if self._find_used(plan) else self.graphs
+        if self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens):
+            return None
         return graphs.run(plan) if graphs is not None else None
 
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
@@ -237,7 +258,10 @@ class GenerateRunner(Runner):
         paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows, self._states)
         sample_rows = batch.logit_indices if last is None else 0
         inputs = (batch.input_ids, batch.position_ids, sample_rows, paged, self._find_used(plan))
-        return self._forward(*inputs), batch.samples, None
+        seen = None
+        if self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens):
+            seen = self._sight.see(lay_out(plan), batch.input_ids)
+        return self._forward(*inputs, seen), batch.samples, None
 
     def _find_used(self, plan: StepPlan) -> Sequence[int]:
         """Return the numbers of the adapters that rows of the step use."""
@@ -250,16 +274,24 @@ class GenerateRunner(Runner):
         sample_rows: torch.Tensor | int,
         paged: Paged,
         used: Sequence[int] | None = None,
+        seen: Seen | None = None,
     ) -> torch.Tensor:
         """Compute logits (R, vocabulary) from input_ids and position_ids, both (1, T).
 
         sample_rows: the indices (R,) of tokens that get logits; 0 for all tokens. used: the adapters of the tokens;
-        None: not known, as in a graph, which later runs with others.
+        None: not known, as in a graph, which later runs with others. seen: set if the step has tokens before the end of
+        a prompt's last picture.
         """
         if self._adapters is not None:
             _begin_adapters(self._adapters, self._rows, input_ids.shape[1], paged, used)
+        if isinstance(paged, PagedStep):
+            position_ids = self._rows.shift_positions(position_ids, paged.token_rows)
         logits: torch.Tensor = self.model(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=sample_rows, paged=paged
+            input_ids=input_ids,
+            use_cache=False,
+            logits_to_keep=sample_rows,
+            paged=paged,
+            **({"position_ids": position_ids} if seen is None else seen.arguments()),
         ).logits
         return logits[0]
 

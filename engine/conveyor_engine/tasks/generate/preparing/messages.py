@@ -7,17 +7,17 @@ from array import array
 from typing import Any, Final
 
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.conversations import read_conversation
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body
-from conveyor_engine.serving.preparing.prompts import render_conversation
 from conveyor_engine.serving.preparing.schemas import ChoosingFields
 from conveyor_engine.serving.preparing.tokens import PreparedTokens
-from conveyor_engine.serving.preparing.translation import in_words_of
 from conveyor_engine.tasks.generate.preparing.messages_schemas import (
     CountTokensRequest,
     MessagesRequest,
     ThinkingEnabled,
 )
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText, prepare_conversation
+from conveyor_engine.tasks.generate.preparing.translation import in_words_of
 from conveyor_engine.wire.worker import Job
 
 _WORDS: Final = {
@@ -55,8 +55,7 @@ def prepare_count_tokens(model: ServedModel, job: Job) -> PreparedTokens:
     fields = parse_body(model, CountTokensRequest, job.body)
     with in_words_of(_WORDS):
         chat = _translate(fields)
-        text = render_conversation(model, chat, job.facts.max_model_len)
-        ids = model.tokenizer.encode_rendered(text, job.facts.max_model_len)
+        ids = read_conversation(model, chat, job.facts).token_ids
     return PreparedTokens("count_tokens", fields.ignored, array("I", ids).tobytes())
 
 

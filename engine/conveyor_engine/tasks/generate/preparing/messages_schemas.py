@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conveyor_engine.serving.preparing.chat_schemas import check_call_and_form
+from conveyor_engine.serving.preparing.content import Content, check_images, image_part, join_content, text_part
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.one_of import OneOf
 from conveyor_engine.serving.preparing.schemas import ChoosingFields, ModelFields, Object
@@ -33,6 +34,32 @@ class TextBlock(Object):
 
     type: Literal["text"]
     text: str
+
+
+class Base64Source(Object):
+    """The data of an image."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class UrlSource(Object):
+    """The place of an image. This server fetches none, so the URL must have the data itself."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Object):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, OneOf("type", Base64Source, UrlSource)]
+
+    def as_part(self) -> Json:
+        """Return the image as a part of a message."""
+        return image_part(self.source.data if isinstance(self.source, Base64Source) else self.source.url)
 
 
 class ThinkingBlock(Object):
@@ -70,12 +97,15 @@ _Text = Annotated[Object, OneOf("type", TextBlock)]
 Texts = Annotated[list[_Text], Field(fail_fast=True), _or_text(_Text)]
 
 
+_Result = Annotated[Object, OneOf("type", TextBlock, ImageBlock)]
+
+
 class ToolResultBlock(Object):
     """The result of a tool call. `is_error` is ignored, because chat templates have no field for it."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: Annotated[list[_Result], Field(fail_fast=True), _or_text(_Result)] | None = None
 
 
 _BILLING: Final = "x-anthropic-billing-header"  # Claude Code's first system block; it differs in each request
@@ -94,7 +124,18 @@ def _join(blocks: Sequence[Object] | None) -> str:
     return "\n".join(block.text for block in blocks or () if isinstance(block, TextBlock))
 
 
-_UserBlock = Annotated[Object, OneOf("type", TextBlock, ToolResultBlock)]
+def _join_parts(blocks: Sequence[Object] | None) -> Content:
+    """Return the text of the blocks, or the parts of a message if there are images."""
+    parts = []
+    for block in blocks or ():
+        if isinstance(block, TextBlock):
+            parts.append(text_part(block.text))
+        elif isinstance(block, ImageBlock):
+            parts.append(block.as_part())
+    return join_content(parts)
+
+
+_UserBlock = Annotated[Object, OneOf("type", TextBlock, ImageBlock, ToolResultBlock)]
 _AssistantBlock = Annotated[Object, OneOf("type", TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)]
 
 
@@ -108,10 +149,10 @@ class UserMessage(Object):
         """Yield the results of tool calls, each as a `tool` message, and then the text."""
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _join(block.content)}
-        text = _join(self.content)
-        if text or not any(isinstance(block, ToolResultBlock) for block in self.content):
-            yield {"role": "user", "content": text}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _join_parts(block.content)}
+        content = _join_parts(self.content)
+        if content or not any(isinstance(block, ToolResultBlock) for block in self.content):
+            yield {"role": "user", "content": content}
 
 
 class AssistantMessage(Object):
@@ -225,7 +266,8 @@ class CountTokensRequest(ModelFields):
     place = Place.MESSAGES
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    """Messages of `user`, `assistant` and `system`, with text, thinking, tool calls and results of tool calls."""
+    """Messages of `user`, `assistant` and `system`, with text, images, thinking, tool calls and results of
+    tool calls."""
     system: Texts | None = None
     """The system message."""
     tools: Annotated[list[_Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
@@ -280,6 +322,11 @@ class CountTokensRequest(ModelFields):
     @property
     def _is_parallel(self) -> bool:
         return not (self.tool_choice and self.tool_choice.disable_parallel_tool_use)
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_images(self.conversation())
+        return self
 
     def conversation(self) -> list[Json]:
         """Return the messages as the chat template receives them, the system message first."""

@@ -14,8 +14,9 @@ from conveyor_engine.errors import InvalidRequest, context_exceeded
 from conveyor_engine.serving.preparing.bounds import check_listed_tokens, check_logprobs, check_token_ids
 from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
+from conveyor_engine.serving.preparing.conversations import read_conversation
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
-from conveyor_engine.serving.preparing.prompts import read_prompt, render_conversation
+from conveyor_engine.serving.preparing.prompts import read_prompt
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import SamplingFields
 from conveyor_engine.serving.preparing.structured import build_form_grammar
@@ -28,6 +29,7 @@ from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_engine.text.schema.problems import Relaxed
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, too_long
+from conveyor_engine.wire.pictures import PlacedPicture, encode_pictures
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
 
@@ -117,7 +119,7 @@ def prepare_conversation(
     max_tokens = fields.max_completion_tokens or fields.max_tokens
     longest = job.facts.max_model_len
     truncation = fields.truncation(longest - (max_tokens or 1))
-    text = render_conversation(model, fields, longest)
+    conversation = read_conversation(model, fields, job.facts, truncation)
     use = fields.tool_use
     parsing = use.find_parsing(model.dialect)
     find_token = partial(_find_token, model, facts=job.facts)
@@ -125,10 +127,10 @@ def prepare_conversation(
     if not grammar.text and fields.response_format and fields.response_format.kind != "tags":
         form = build_form_grammar(fields.response_format, "response_format", find_token)
         grammar = use.add_calls(form, model.dialect, find_token)
-    prompt = model.tokenizer.encode_rendered(text, longest, truncation)
-    parsing = _find_thinking(model.dialect, text, parsing)
+    parsing = _find_thinking(model.dialect, conversation.text, parsing)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
-    prepared = _prepared(model, fields, [prompt], max_tokens, job, id_prefix, grammar, parsing, budget)
+    prompts, pictures = [conversation.token_ids], conversation.pictures
+    prepared = _prepared(model, fields, prompts, max_tokens, job, id_prefix, grammar, parsing, budget, pictures)
     return msgspec.structs.replace(prepared, ignored_fields=ignored_fields, called_as=use.called_as)
 
 
@@ -188,6 +190,7 @@ def _prepared(
     grammar: BuiltGrammar = NO_GRAMMAR,
     parsing: Parsing = NO_PARSING,
     budget: int | None = None,
+    pictures: Sequence[PlacedPicture] = (),
 ) -> PreparedText:
     """Make engine requests for all prompts and choices. Raises InvalidRequest.
 
@@ -204,7 +207,7 @@ def _prepared(
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar.text or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     check_listed_tokens(fields, bad_words, job.facts)
-    adapter = model.find_adapter(fields.model)
+    adapter, payload = model.find_adapter(fields.model), encode_pictures(pictures)
     for prompt in prompts:
         params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens)
         params = msgspec.structs.replace(params, bad_words=bad_words)
@@ -224,6 +227,8 @@ def _prepared(
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
                 adapter=adapter,
+                payload=payload,
+                pictures=[placed.span for placed in pictures],
             )
             requests.append(request)
             choices.append(_choice(request, all_params[-1], fields))

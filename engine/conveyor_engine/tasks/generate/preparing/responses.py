@@ -12,9 +12,9 @@ from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ChoosingFields
-from conveyor_engine.serving.preparing.translation import in_words_of
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText, prepare_conversation
 from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
+from conveyor_engine.tasks.generate.preparing.translation import in_words_of
 from conveyor_engine.wire.worker import Job
 
 _WORDS: Final = {

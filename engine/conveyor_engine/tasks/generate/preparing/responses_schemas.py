@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.serving.preparing.chat_schemas import Effort, check_call_and_form
+from conveyor_engine.serving.preparing.content import Content, check_images, image_part, join_content, text_part
 from conveyor_engine.serving.preparing.fields import Place
 from conveyor_engine.serving.preparing.one_of import OneOf
 from conveyor_engine.serving.preparing.schemas import ChoosingFields, Object
@@ -41,19 +42,33 @@ class RefusalPart(Object):
     refusal: str
 
 
+class ImagePart(Object):
+    """An image of a message."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 def _wrap_text(value: object) -> object:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
-_Part = Annotated[TextPart | RefusalPart, OneOf("type", TextPart, RefusalPart)]
+_Part = Annotated[TextPart | ImagePart | RefusalPart, OneOf("type", TextPart, ImagePart, RefusalPart)]
 _Parts = Annotated[
     list[_Part], Field(fail_fast=True), BeforeValidator(_wrap_text, json_schema_input_type=str | list[_Part])
 ]
 
 
-def join_parts(parts: Sequence[TextPart | RefusalPart]) -> str:
-    """Return the text of a message's parts."""
-    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)
+def join_parts(parts: Sequence[TextPart | ImagePart | RefusalPart]) -> Content:
+    """Return the text of a message's parts, or the parts as chat templates know them if there are images."""
+    return join_content([_as_part(part) for part in parts])
+
+
+def _as_part(part: TextPart | ImagePart | RefusalPart) -> Json:
+    if isinstance(part, ImagePart):
+        return image_part(part.image_url, is_small=part.detail == "low")
+    return text_part(part.text if isinstance(part, TextPart) else part.refusal)
 
 
 class MessageItem(Object):
@@ -201,7 +216,7 @@ class ResponsesRequest(ChoosingFields):
             _wrap_message, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1, fail_fast=True)]
         ),
     ]
-    """A text, or items: messages of text, calls and their outputs, and `reasoning`."""
+    """A text, or items: messages of text and images, calls and their outputs, and `reasoning`."""
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
@@ -241,6 +256,7 @@ class ResponsesRequest(ChoosingFields):
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
         check_call_and_form(self.tool_use, self.forms())
+        check_images(self.conversation())
         return self
 
     @property

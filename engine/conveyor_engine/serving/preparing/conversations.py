@@ -1,0 +1,99 @@
+"""Turns a conversation into a prompt: the chat template's text, its tokens, and the images that it shows.
+
+Used by all kinds of bodies with messages. Runs in the workers of `process`. For a model that reads images,
+`ServedModel.reader` is its `tasks.generate.chat_pictures.ChatPictures`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX, decode_image, read_base64, shrink
+from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.content import take_images
+from conveyor_engine.serving.preparing.jobs import ServedModel
+from conveyor_engine.text.tokenizer import Truncation
+from conveyor_engine.wire.pictures import Picture, PictureSpan, PlacedPicture
+from conveyor_engine.wire.request import ModelFacts
+
+_SMALL_PIXELS_MAX: Final = 2**18  # with `detail: low`: 512 x 512
+
+
+class Conversation(NamedTuple):
+    """A conversation as the model reads it."""
+
+    text: str  # as the chat template renders it
+    token_ids: list[int]
+    pictures: list[PlacedPicture]
+
+
+def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
+    """Render messages without images. longest: context length in tokens. Raises InvalidRequest."""
+    return _render(model, fields, fields.messages_for_template(), longest)
+
+
+def read_conversation(
+    model: ServedModel,
+    fields: ChatRequest,
+    facts: ModelFacts,
+    truncation: Truncation | None = None,
+    *,
+    add_special_tokens: bool = False,
+) -> Conversation:
+    """Return the prompt of a conversation. Raises InvalidRequest."""
+    messages, images = take_images(fields.messages_for_template())
+    if images and facts.image_place is None:
+        raise _refuse(facts.no_images_because)
+    if images and truncation is not None:
+        raise _refuse("a prompt with images cannot be truncated")
+    text = whole = _render(model, fields, messages, facts.max_model_len)
+    shown = [_read_image(model, image, number, facts) for number, image in enumerate(images)]
+    if images:
+        whole = _insert(text, model.reader.mark, [each for _, each in shown])
+    token_ids = model.tokenizer.encode(
+        whole, facts.max_model_len, add_special_tokens=add_special_tokens, param="messages", truncation=truncation
+    )
+    return Conversation(text, token_ids, _place([picture for picture, _ in shown], token_ids, facts.image_place))
+
+
+def _render(model: ServedModel, fields: ChatRequest, messages: list[dict[str, Any]], longest: int) -> str:
+    fields.tool_use.check_size()
+    return model.tokenizer.render_chat(messages, longest, fields.variables(), fields.rendering())
+
+
+def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: ModelFacts) -> tuple[Picture, str]:
+    param = f"image {number} of the messages"
+    pixels = decode_image(read_base64(image["data"], param), param)
+    shown = shrink(pixels, _SMALL_PIXELS_MAX if image["is_small"] else SHOWN_PIXELS_MAX)
+    picture: tuple[Picture, str] = model.reader.read(shown, in_half=facts.dtype != "float32")
+    return picture
+
+
+def _insert(text: str, mark: str, shown: Sequence[str]) -> str:
+    """Replace each mark in the text by what stands for its image."""
+    first, *rest = text.split(mark)
+    if len(rest) != len(shown):
+        raise _refuse(
+            f"the model's chat template shows {len(rest)} images, and the messages have {len(shown)}: "
+            f"no text may contain {mark!r}"
+        )
+    return first + "".join(each + behind for each, behind in zip(shown, rest, strict=True))
+
+
+def _place(pictures: Sequence[Picture], token_ids: Sequence[int], place_id: int | None) -> list[PlacedPicture]:
+    """Find the tokens that stand for each picture."""
+    if not pictures:
+        return []
+    places = [index for index, token_id in enumerate(token_ids) if token_id == place_id]
+    if len(places) != sum(picture.num_places for picture in pictures):
+        raise _refuse("a text contains a token that stands for a part of an image")
+    placed, done = [], 0
+    for picture in pictures:
+        span = places[done : done + picture.num_places]
+        done += picture.num_places
+        placed.append(PlacedPicture(PictureSpan(span[0], span[-1] + 1, picture.digest()), picture))
+    return placed
+
+
+def _refuse(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="messages")
