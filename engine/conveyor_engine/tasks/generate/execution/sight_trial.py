@@ -4,13 +4,14 @@ The runner calls `open_sight` once, before `fuse`. transformers computes a promp
 forward, and the engine in two parts that meet within the image, from features and with its own positions and caches.
 """
 
+import inspect
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from PIL import Image
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, __version__
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
@@ -43,6 +44,8 @@ def open_sight(
         return None, NO_IMAGES
     try:
         reader = load_chat_pictures(Path(directory))
+        if "mm_encoder_outputs" not in inspect.signature(model.base_model.forward).parameters:
+            raise ModelError(f"{type(model).__name__} of transformers {__version__} takes no encoded images")
         sight = Sight(model, towers, reader.place_id)
         try:
             _check_sight(sight, reader, layers, shapes)
