@@ -21,7 +21,15 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 # Model families that this engine runs and whose positions begin after the padding token's id. The engine itself detects
 # them with a forward pass (`execution.models.packing`), which needs the weights.
-COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text")
+COUNT_FROM_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "roberta-prelayernorm",
+    "data2vec-text",
+    "mpnet",
+)
 _PADDING_TOKEN_ID = 1  # the default of these families, if config.json has no `pad_token_id`
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,16 @@ from conveyor_engine.wire.classification import encode_token_types, read_logits
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 
 # What of each the head reads: BERT's pooler counts as part of its encoder, DistilBERT's attentions have no numbers.
-KINDS = {"bert": "first", "xlm-roberta": "first", "distilbert": "first", "qwen3": "last", "llama": "last"}
+KINDS = {
+    "bert": "first",
+    "xlm-roberta": "first",
+    "distilbert": "first",
+    "qwen3": "last",
+    "llama": "last",
+    "mpnet": "first",
+    "deberta": "first",
+    "deberta-v2": "first",
+}
 LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)
 _random = Random(0)
 PROMPTS = [[_random.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]

@@ -32,6 +32,17 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "xlm-roberta": {"max_position_embeddings": CONTEXT_TOKENS + 2},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+    "mpnet": {"max_position_embeddings": CONTEXT_TOKENS + 2},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": CONTEXT_TOKENS},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_buckets": 8,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
 }
 # What the files beside the weights say: pooling mode, whether there is a Normalize step.
@@ -41,6 +52,8 @@ FILES: dict[str, tuple[str, bool]] = {
     "xlm-roberta": ("pooling_mode_cls_token", True),
     "mistral": ("pooling_mode_lasttoken", False),
     "modernbert": ("pooling_mode_cls_token", True),
+    "mpnet": ("pooling_mode_mean_tokens", True),
+    "deberta-v2": ("pooling_mode_cls_token", True),
 }
 KINDS = tuple(FILES)
 

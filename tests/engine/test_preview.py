@@ -67,7 +67,7 @@ def test_a_gguf_file_is_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
 def test_models_without_a_cache_are_described(tmp_path: Path, task: str) -> None:
     if task == "embed":
-        save_encoder("bert", tmp_path)
+        save_encoder("mpnet", tmp_path)
     else:
         save_classifier("bert", tmp_path, 1 if task == "rerank" else 3)
     lines = lines_of(tmp_path)

@@ -79,11 +79,12 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
     """Return the model without weights, and without the parts that the engine leaves out. Raises ModelError."""
     interface.register()
     found = kind.of(config) or kind
+    options = {}
+    if found.classes[type(config)]._can_set_attn_implementation():
+        options["attn_implementation"] = interface.IMPLEMENTATION
     try:
         with _META:
-            model: PreTrainedModel = found.auto_class.from_config(
-                config, attn_implementation=interface.IMPLEMENTATION, dtype=_DTYPE
-            ).eval()
+            model: PreTrainedModel = found.auto_class.from_config(config, dtype=_DTYPE, **options).eval()
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"the model cannot be built: {checks.on_one_line(error)}") from error
     if kind is kinds.CAUSAL_LM:

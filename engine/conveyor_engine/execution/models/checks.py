@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
+from conveyor_engine.execution.models import alone
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.rope import CHANGING
 
@@ -70,6 +71,8 @@ def or_vllm(kind: ModelKind) -> str:
 def _check_attention(config: PretrainedConfig, model_class: Any, model_kind: ModelKind) -> None:
     kind, way_out = config.model_type, or_vllm(model_kind)
     if not model_class._can_set_attn_implementation():
+        if model_kind.task != "generate" and alone.is_encoder(config):
+            return
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
             + way_out

@@ -81,12 +81,15 @@ def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTraine
     name, encoder = type(model).__name__, model.base_model
     if encoder is model:
         raise ModelError(f"{name} has no encoder of its own: this engine cannot run it")
-    interface.use_transformers_attention(model)
+    has_interface = model._can_set_attn_implementation()
+    if has_interface:
+        interface.use_transformers_attention(model)
     expected, hidden = [], []
     for prompt in _make_prompts(model):
         expected.append(model(input_ids=prompt).logits.float())
         hidden.append(encoder(input_ids=prompt).last_hidden_state)
-    model.set_attn_implementation(interface.IMPLEMENTATION)
+    if has_interface:
+        model.set_attn_implementation(interface.IMPLEMENTATION)
     head = Head(model, encoder)
     tolerance = _TOLERANCE_FLOAT32 if hidden[0].dtype == torch.float32 else _TOLERANCE_HALF
     for place in places:

@@ -81,7 +81,7 @@ def load_model(
     checkpoint.check_loaded(model, info, restoring)
     if kind.without_pooler:
         _drop_pooler(model, info)
-    if kind.own_attention:
+    if kind.own_attention and model._can_set_attn_implementation():
         _number_attentions(model)
     has_states = kind.own_attention and carry_states(model)
     checks.check_weights(path, info)
@@ -105,7 +105,7 @@ def _read_weights(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and transformers' report. With `restoring`, the weights are the restored ones."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": None, "output_loading_info": True}
-    if kind.own_attention:
+    if kind.own_attention and kind.classes[type(config)]._can_set_attn_implementation():
         options["attn_implementation"] = interface.IMPLEMENTATION
     if restoring is None:
         options |= {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}

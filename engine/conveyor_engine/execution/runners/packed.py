@@ -20,6 +20,7 @@ from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.largest_step import too_large
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
+from conveyor_engine.execution.models import alone
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.runners.base import Runner
@@ -39,11 +40,16 @@ class PackedRunner(Runner, ABC):
         longest: the limit on a prompt's tokens in the model's files; None: the files have no limit.
         """
         self.device, self.model = start.device, encoder
-        probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)
-        self.is_causal = probe.is_causal
-        self._first_position = find_first_position(encoder)
-        self._pack = choose_packed(start.config.attention_backend, self.device, start.dtype)
-        start.fuse(encoder, len(probe.shapes))
+        self._is_alone = not encoder._can_set_attn_implementation()
+        if self._is_alone:
+            self.is_causal, self._first_position = False, alone.find_first_position(encoder)
+            start.progress(f"event=model_keeps_its_code class={type(encoder).__name__}")
+        else:
+            probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)
+            self.is_causal = probe.is_causal
+            self._first_position = find_first_position(encoder)
+            self._pack = choose_packed(start.config.attention_backend, self.device, start.dtype)
+            start.fuse(encoder, len(probe.shapes))
         positions = find_context(start.model_config)
         usable = None if positions is None else positions - self._first_position
         limit = min((limit for limit in (usable, longest) if limit is not None), default=None)
@@ -99,6 +105,8 @@ class PackedRunner(Runner, ABC):
         """
         lengths = [len(prompt) for prompt in prompts]
         starts = [0, *accumulate(lengths)]
+        if self._is_alone:
+            return alone.encode(self.model, prompts, token_types, starts), starts
         token_ids = np.fromiter(chain.from_iterable(prompts), dtype=np.int64, count=starts[-1])
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths) + self._first_position
         types = {} if token_types is None else {"token_type_ids": to_device(token_types, self.device)[None]}
