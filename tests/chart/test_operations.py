@@ -109,6 +109,24 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES))
 
 
+def test_a_definition_is_deleted_only_if_somebody_allowed_it(release: Release) -> None:
+    """A dry run, because a deleted definition would take the services of other tests along."""
+    release.upgrade()
+    delete = f"kubectl delete crd {CRD_NAME} --dry-run=server"
+    wait_until("the policy", lambda: "all engines; to allow it: kubectl annotate" in refusal(release, delete))
+    release.shell(f"kubectl annotate crd {CRD_NAME} conveyor.dev/allow-deletion=true")
+    wait_until("permission", lambda: not refusal(release, delete))
+    release.shell(f"kubectl annotate crd {CRD_NAME} conveyor.dev/allow-deletion-")
+
+
+def refusal(release: Release, command: str) -> str:
+    try:
+        release.shell(command)
+    except CommandFailed as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("namespace", ["default", "kube-public"])
 def test_the_service_of_the_notes_is_made_as_it_was_pasted(namespace: str, release: Release) -> None:
     values = () if namespace == "default" else (f"watchNamespaces={{{namespace}}}",)

@@ -34,7 +34,7 @@ from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
 from conveyor_api.names import INFERENCE_SERVICE_LABEL, METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
-from e2e.cluster.api import Api
+from e2e.cluster.api import Api, ApiError
 
 pytestmark = pytest.mark.slow
 
@@ -163,10 +163,19 @@ def live(objects: list[Json]) -> list[Json]:
 def exercise_registration(release: Release, check: Callable[[], None]) -> None:
     """Let the operator register the APIs while the server answers, and withdraw when another owner takes one over."""
     wait_until("both APIServices", lambda: check() or None not in release.registered())
+    release.api.delete(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{METRICS_TLS_SECRET}")
+    wait_until("its Secret again", lambda: check() or has_certificate(release.api))
     take_over(release, "v1beta1")
     wait_until("the other is withdrawn", lambda: check() or release.api_service("v1beta2") is None)
     wait_until("no owner of ours is left", lambda: check() or not owners(release, "v1beta1"))
     release.api.delete(f"{API_SERVICES_PATH}/v1beta1.custom.metrics.k8s.io")
+
+
+def has_certificate(api: Api) -> bool:
+    try:
+        return bool(read_secret(api, METRICS_TLS_SECRET))
+    except ApiError:
+        return False
 
 
 def owners(release: Release, version: str) -> list[Json]:

@@ -170,6 +170,9 @@ class MetricsApiKeeper:
 
     async def _keep_certificate(self) -> datetime:
         """Issue, rotate or keep the certificate. Returns when to check again."""
+        deployment = self._found[DEPLOYMENT]
+        if self._found[SECRET] is None and deployment is not None:  # Helm deletes the Deployment first
+            await self._make_secret(deployment["metadata"])
         while (secret := self._found[SECRET]) is not None:
             serving = read_serving(secret)
             match certificates.plan_certificate(serving, self._hosts, self._now()):
@@ -183,6 +186,23 @@ class MetricsApiKeeper:
                     self._metrics.certificate_expiry.set(serving.expires_at.timestamp())
                     return until
         return self._now() + _LONGEST_SLEEP
+
+    async def _make_secret(self, deployment: Object) -> None:
+        """Create the chart's Secret after somebody deleted it, because new metrics pods cannot start without it.
+
+        Server-side apply lets RBAC restrict creation to the Secret's name. deployment: the metadata of the metrics
+        server's Deployment, whose marks of Helm the Secret gets, so that it belongs to the same release.
+        """
+        logger.warning("event=certificate_secret_missing consequence=created_again")
+        labels, annotations = deployment.get("labels") or {}, deployment.get("annotations") or {}
+        metadata = {
+            "name": names.METRICS_TLS_SECRET,
+            "namespace": self._namespace,
+            "labels": {key: text for key, text in labels.items() if key == names.MANAGED_BY_LABEL},
+            "annotations": {key: text for key, text in annotations.items() if key.startswith("meta.helm.sh/")},
+        }
+        body = {"apiVersion": SECRET.api_version, "kind": SECRET.kind, "metadata": metadata, "type": "Opaque"}
+        await remember(self._found, SECRET, self._cluster.apply(SECRET, body, names.FIELD_MANAGER))
 
     async def _issue(self, secret: Object, reason: str) -> None:
         """Issue a certificate.
@@ -200,13 +220,15 @@ class MetricsApiKeeper:
     def _find_old_authorities(self, secret: Object) -> list[bytes]:
         """Return the newest authorities in the Secret.
 
-        If it has none, return the oldest ones in the APIServices, because newer ones were never served.
+        If the APIServices have others, somebody replaced or emptied the Secret. The server then still uses one of the
+        oldest ones in the APIServices, because newer ones were never served.
         """
         found = certificates.read_authorities(decode(secret, BUNDLE_KEY))
-        if found:
-            return found[:_OLD_AUTHORITIES]
         bundles = [base64.b64decode(ours["spec"].get("caBundle") or "") for ours in self._look().ours.values()]
-        return next(filter(None, map(certificates.read_authorities, bundles)), [])[-_OLD_AUTHORITIES:]
+        announced = next(filter(None, map(certificates.read_authorities, bundles)), [])
+        if found and (not announced or found[0] in announced):
+            return found[:_OLD_AUTHORITIES]
+        return [*found[:1], *announced[-_OLD_AUTHORITIES:]]
 
     async def _write_secret(self, secret: Object, data: dict[str, bytes]) -> None:
         patch = {

@@ -73,7 +73,7 @@ async def keeping(
 
 
 def serving_of(space: Space) -> Serving | None:
-    return read_serving(space.need("Secret", SECRET))
+    return read_serving(space.get("Secret", SECRET) or {})
 
 
 def api_services(space: Space) -> list[Json]:

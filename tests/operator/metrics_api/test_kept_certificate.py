@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from tests.operator.metrics_api.steps import (
 from tests.operator.stage import Json, Space, Stage, wait_until
 
 from conveyor_operator.cluster import Cluster
+from conveyor_operator.metrics_api import certificates
 from conveyor_operator.metrics_api.certificates import KEEP_OLD_AUTHORITY, Serving
 from conveyor_operator.metrics_api.registration import API_SERVICES
 
@@ -101,6 +102,33 @@ async def test_every_manual_change_is_reverted(stage: Stage, installed: Space, s
         installed.patch("Secret", SECRET, {"data": {"tls.key": None}})
         second = await until("another pair", lambda: other_than(serving_of(installed), first))
         await until("its bundle", lambda: set(bundles(installed)) == {second.bundle})
+
+
+async def test_a_deleted_secret_is_created_again_and_keeps_the_authority_in_use(
+    stage: Stage, installed: Space, server: MetricsServer
+) -> None:
+    async with keeping(stage, Clock()):
+        first = await until_registered(installed, server)
+        installed.delete("Secret", SECRET)
+        second = await until("another pair", lambda: other_than(serving_of(installed), first))
+        await until("its bundle", lambda: set(bundles(installed)) == {second.bundle})
+        assert second.bundle.endswith(first.bundle), "the server has the old pair until the kubelet updates its files"
+        await until_queried_again(installed, server)
+
+
+async def test_a_secret_that_was_overwritten_keeps_the_authority_in_use(
+    stage: Stage, installed: Space, server: MetricsServer
+) -> None:
+    async with keeping(stage, Clock()):
+        first = await until_registered(installed, server)
+        now = datetime.now(UTC) - KEEP_OLD_AUTHORITY * 10_000
+        foreign = certificates.issue(("conveyor-metrics.elsewhere.svc",), now)
+        data = {"tls.crt": foreign.certificate, "tls.key": foreign.key, "ca.crt": foreign.bundle}
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        installed.patch("Secret", SECRET, {"data": encoded})
+        second = await until("another pair", lambda: other_than(other_than(serving_of(installed), first), foreign))
+        assert first.bundle in second.bundle
+        await until_queried_again(installed, server)
 
 
 async def test_a_replacement_for_a_fault_never_loses_the_api_servers_trust(
