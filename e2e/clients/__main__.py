@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from e2e import kube
-from e2e.clients.matrix import CLIENTS, PAGE_ORIGIN, Client, Task
+from e2e.clients.client import Client, Task
+from e2e.clients.matrix import CLIENTS, PAGE_ORIGIN
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target, run
 from e2e.demo_model import CLASSIFIER, DEMO, PAINTER, PROGRAM, RERANKER, SCRIPT, SPEECH, demo_model_directory

@@ -5,51 +5,16 @@ URL, `{base}` the same without `/v1`, `{model}` the model's name, and `{out}` an
 folder, so that no client downloads a tokenizer.
 """
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
-
 from e2e.clients import reports
+from e2e.clients.client import PROGRAMS, Client, Task, python
+from e2e.clients.scripted import SCRIPTED
 from e2e.peers_tests import source
 
-PROGRAMS = Path(__file__).parent / "programs"
 BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
 PAGE_ORIGIN = "http://localhost:8000"  # of the page in the browser; the gateway must allow it
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # litellm imports mcp for a request with tools, but does not install it
-
-AI_SDK = (
-    *("npm:ai@6.0.326", "npm:@ai-sdk/openai@3.0.141", "npm:@ai-sdk/anthropic@3.0.140"),
-    *("npm:@ai-sdk/openai-compatible@2.0.92", "npm:zod@4.6.7"),
-)
-
-Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint", "script"]
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """A row of the matrix."""
-
-    name: str  # the client's name, and after a comma what is done with it
-    packages: tuple[str, ...]  # of npm, if the first begins with `npm:`, else of Python; the first is the client itself
-    command: tuple[str, ...]
-    ran: str  # for people
-    judge: Callable[[str, Path], str] = reports.named_checks  # (its output, `{out}`) -> what passed
-    environment: dict[str, str] = field(default_factory=dict)
-    folder: Path | None = None  # where it runs; None: in its environment
-    task: Task = "generate"  # of the service that it is tried with
-    make: Callable[[], Path] | None = None  # makes and returns its environment; None: `packages` are installed
-
-    @property
-    def version(self) -> str:
-        return self.packages[0].replace("==", "@").rpartition("@")[2]
-
-
-def _python(program: str) -> tuple[str, ...]:
-    return ("{env}/bin/python", str(PROGRAMS / program), "{url}", "{model}")
 
 
 def _tei_client(task: Task) -> Client:
@@ -58,32 +23,9 @@ def _tei_client(task: Task) -> Client:
     return Client(
         f"tei-client, {task}",
         ("tei-client==0.2.4",),
-        _python("tei_client_python.py"),
+        python("tei_client_python.py"),
         f"the model's description, {ran}, tokens",
         task=task,
-    )
-
-
-def _coding_agent(name: str, *packages: str) -> Client:
-    """Return the row of a coding agent, whose model knows the calls that it has to make."""
-    return Client(
-        name,
-        packages,
-        (sys.executable, str(PROGRAMS / "coding_agent.py"), name, "{env}", "{base}", "{model}", "{out}"),
-        "a task of three calls (read, edit, run), and again with a connection that is cut in an answer",
-        task="script",
-    )
-
-
-def _ai_sdk(provider: str) -> Client:
-    """Return the row of Vercel's AI SDK with one provider."""
-    schema = "" if provider == "anthropic" else "tools with a schema, "
-    return Client(
-        f"AI SDK, {provider}",
-        AI_SDK,
-        ("node", str(PROGRAMS / "ai_sdk.mjs"), provider, "{url}", "{model}"),
-        f"a text, a loop of tools, the same streamed, {schema}the next turn, errors",
-        task="script",
     )
 
 
@@ -115,7 +57,7 @@ CLIENTS = (
     Client(
         "openai (Python)",
         ("openai==3.54.0",),
-        _python("openai_python.py"),
+        python("openai_python.py"),
         "models, chat, streams, the SDK's stream helper, log probabilities, completions, eight at once, errors",
     ),
     Client(
@@ -127,19 +69,19 @@ CLIENTS = (
     Client(
         "openai (Python), responses",
         ("openai==3.54.0",),
-        _python("openai_responses.py"),
+        python("openai_responses.py"),
         "responses, streams, the SDK's stream helper, parsed answers, a tool call, its result, eight at once, errors",
     ),
     Client(
         "openai-agents",
         ("openai-agents==0.24.0",),
-        _python("openai_agents.py"),
+        python("openai_agents.py"),
         "an agent's answer, streamed too, an output type, a tool that is called and its result",
     ),
     Client(
         "anthropic",
         ("anthropic==2.14.0",),
-        _python("anthropic_python.py"),
+        python("anthropic_python.py"),
         "messages, streams, a call of a tool and its result, a schema, token counts, eight at once, errors",
     ),
     Client(
@@ -174,7 +116,7 @@ CLIENTS = (
     Client(
         "litellm",
         LITELLM,
-        _python("litellm_python.py"),
+        python("litellm_python.py"),
         "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, text parts with `cache_control`, "
         "context overflow, a tool, a schema, a fallback for long prompts, Anthropic's adapter, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
@@ -182,13 +124,13 @@ CLIENTS = (
     Client(
         "langchain-openai",
         ("langchain-openai==1.7.3",),
-        _python("langchain_python.py"),
+        python("langchain_python.py"),
         "`ChatOpenAI`: invoke, stream, batch, async, a chain; `OpenAI`: invoke",
     ),
     Client(
         "llama-index OpenAILike",
         ("llama-index-llms-openai-like==0.8.1",),
-        _python("llama_index_python.py"),
+        python("llama_index_python.py"),
         "chat, complete, both streamed, async",
     ),
     Client(
@@ -207,50 +149,50 @@ CLIENTS = (
     Client(
         "instructor",
         ("instructor==1.17.0",),
-        _python("instructor_python.py"),
+        python("instructor_python.py"),
         "modes `TOOLS`, `TOOLS_STRICT`, `JSON_SCHEMA` and `MD_JSON`, partial answers, lists, async",
     ),
     Client(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]==2.68.0",),
-        _python("pydantic_ai_python.py"),
+        python("pydantic_ai_python.py"),
         "text, streams, output by tool, native and prompted, a tool and its result; over chat and responses",
     ),
     Client(
         "langgraph",
         ("langgraph==1.2.24", "langchain-openai==1.7.3"),
-        _python("langgraph_python.py"),
+        python("langgraph_python.py"),
         "`with_structured_output`, bound tools, whole and streamed, a graph with a tool, its stream",
     ),
     Client(
         "llama-index, agents",
         ("llama-index-llms-openai-like==0.8.1",),
-        _python("llama_index_agent.py"),
+        python("llama_index_agent.py"),
         "structured predictions, a required call, its result, an agent with a tool",
     ),
     Client(
         "outlines",
         ("outlines[openai]==1.3.3",),
-        _python("outlines_python.py"),
+        python("outlines_python.py"),
         "text, streams, a schema, a regular expression, a choice, a grammar",
     ),
     Client(
         "dspy",
         ("dspy==3.4.1",),
-        _python("dspy_python.py"),
+        python("dspy_python.py"),
         "a text, predictions with `JSONAdapter`, several at once",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(
         "open-webui",
         ("open-webui==0.12.4", "torch==2.15.0"),
-        _python("open_webui_python.py"),
+        python("open_webui_python.py"),
         "models and a streamed conversation through its server, as its page sends them",
     ),
     Client(
         "lm-eval, likelihoods",
         ("lm-eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.15.0"),
-        (*_python("lm_eval_choices.py"), "{tokenizer}"),
+        (*python("lm_eval_choices.py"), "{tokenizer}"),
         "`local-completions`, a task of log likelihoods, compared with lm-eval's transformers backend",
         environment=OFFLINE,
         folder=PROGRAMS / "lm_eval_tasks",
@@ -258,7 +200,7 @@ CLIENTS = (
     Client(
         "openai (Python), embeddings",
         ("openai==3.54.0",),
-        _python("openai_embeddings.py"),
+        python("openai_embeddings.py"),
         "one text, several, token ids, both encodings, eight at once, errors",
         task="embed",
     ),
@@ -292,7 +234,7 @@ CLIENTS = (
     Client(
         "litellm, embeddings",
         LITELLM,
-        _python("litellm_embeddings.py"),
+        python("litellm_embeddings.py"),
         "`embedding` as `openai/` and `hosted_vllm/`, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         task="embed",
@@ -300,21 +242,21 @@ CLIENTS = (
     Client(
         "langchain-openai, embeddings",
         ("langchain-openai==1.7.3",),
-        _python("langchain_embeddings.py"),
+        python("langchain_embeddings.py"),
         "`OpenAIEmbeddings(check_embedding_ctx_length=False)`: a query, documents, async",
         task="embed",
     ),
     Client(
         "llama-index OpenAILikeEmbedding",
         ("llama-index-embeddings-openai-like==0.4.0",),
-        _python("llama_index_embeddings.py"),
+        python("llama_index_embeddings.py"),
         "a query, a text, a batch, async",
         task="embed",
     ),
     Client(
         "huggingface_hub",
         ("huggingface-hub==2.4.0", "numpy"),
-        _python("huggingface_hub_python.py"),
+        python("huggingface_hub_python.py"),
         "`InferenceClient` with the URL of `/embed`: one text, several, async, errors",
         task="embed",
     ),
@@ -322,35 +264,35 @@ CLIENTS = (
     Client(
         "infinity_client",
         ("infinity-client==0.0.78",),
-        _python("infinity_embeddings.py"),
+        python("infinity_embeddings.py"),
         "health, one text, several, async, errors",
         task="embed",
     ),
     Client(
         "infinity_client, rerank",
         ("infinity-client==0.0.78",),
-        _python("infinity_rerank.py"),
+        python("infinity_rerank.py"),
         "ranks, the best document with its text, async, errors",
         task="rerank",
     ),
     Client(
         "kserve",
         ("kserve==0.21.0",),
-        _python("kserve_python.py"),
+        python("kserve_python.py"),
         "Open Inference Protocol: readiness, tensors in JSON and as bytes, each row alone, errors",
         task="compute",
     ),
     Client(
         "openai (Python), audio",
         ("openai==3.54.0",),
-        _python("openai_audio.py"),
+        python("openai_audio.py"),
         "transcriptions as `json`, `verbose_json`, `srt`, `vtt`, `text` and streamed, translations, errors",
         task="transcribe",
     ),
     Client(
         "litellm, audio",
         LITELLM,
-        _python("litellm_audio.py"),
+        python("litellm_audio.py"),
         "`transcription` as `openai/` and `hosted_vllm/`, with segments, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         task="transcribe",
@@ -365,14 +307,14 @@ CLIENTS = (
     Client(
         "openai (Python), images",
         ("openai==3.54.0", "pillow==13.0.0"),
-        _python("openai_images.py"),
+        python("openai_images.py"),
         "one picture, several, previews in a stream, errors",
         task="paint",
     ),
     Client(
         "litellm, images",
         LITELLM,
-        _python("litellm_images.py"),
+        python("litellm_images.py"),
         "`image_generation`, several, async, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         task="paint",
@@ -384,9 +326,5 @@ CLIENTS = (
         "`examples/speech-and-pictures.html`: a prompt, its previews and its picture, errors",
         task="paint",
     ),
-    *map(_ai_sdk, ("compatible", "chat", "responses", "anthropic")),
-    _coding_agent("claude-code", "npm:@anthropic-ai/claude-code@2.1.197"),
-    _coding_agent("codex", "npm:@openai/codex@0.171.0"),
-    _coding_agent("opencode", "npm:opencode-ai@1.18.33"),
-    _coding_agent("mini-swe-agent", "mini-swe-agent==2.4.6"),
+    *SCRIPTED,
 )  # fmt: skip

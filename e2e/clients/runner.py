@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.clients.matrix import Client
+from e2e.clients.client import Client
 from e2e.clients.reports import ClientFailed
 from e2e.cluster import programs
 from e2e.cluster.paths import CACHE

@@ -10,7 +10,8 @@ import pytest
 from conveyor_api.resource import InferenceService
 from e2e.clients import reports
 from e2e.clients.__main__ import SERVICES
-from e2e.clients.matrix import CLIENTS, Client, Task
+from e2e.clients.client import Client, Task
+from e2e.clients.matrix import CLIENTS
 from e2e.clients.reports import ClientFailed
 from e2e.cluster.paths import REPOSITORY
 

@@ -9,7 +9,8 @@ import pytest
 from tests.cli.local.running import Running
 
 from e2e.clients.__main__ import SERVICES
-from e2e.clients.matrix import CLIENTS, Client
+from e2e.clients.client import Client
+from e2e.clients.matrix import CLIENTS
 from e2e.clients.runner import Target
 from e2e.clients.runner import run as run_client
 from e2e.demo_model import DEMO, SCRIPT, demo_model_directory
@@ -48,5 +49,5 @@ def test_a_client_of_the_matrix_is_served(client: Client, target: Target) -> Non
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("client", [each for each in CLIENTS if each.task == "script"], ids=lambda client: client.name)
-def test_a_coding_agent_does_its_task_also_if_a_connection_is_cut(client: Client, scripted: Target) -> None:
+def test_a_client_of_the_model_with_written_answers_is_served(client: Client, scripted: Target) -> None:
     assert run_client(client, scripted)

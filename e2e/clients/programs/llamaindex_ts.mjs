@@ -1,0 +1,42 @@
+// LlamaIndex.TS: node llamaindex_ts.mjs URL MODEL
+// The model of e2e/demo_model/script.py calls get_weather once, and answers with JSON behind it.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+
+const [url, name] = process.argv.slice(2);
+const require = createRequire(`${process.cwd()}/`);
+const { OpenAI } = require("@llamaindex/openai");
+const { tool } = require("llamaindex");
+const { z } = require("zod");
+const build = (model) => new OpenAI({ model, apiKey: "none", baseURL: url, maxTokens: 200, maxRetries: 0 });
+const llm = build(name);
+const messages = [{ role: "user", content: "How is the weather in Paris?" }];
+const weather = tool({ name: "get_weather", description: "The weather.", parameters: z.object({ city: z.string() }), execute: () => "21" });
+
+async function loop(ask) {
+  const { message } = await ask(messages);
+  const [call] = message.options.toolCall;
+  assert.equal(call.name, "get_weather");
+  const result = { role: "user", content: "21", options: { toolResult: { id: call.id, result: "21", isError: false } } };
+  const { message: last } = await ask([...messages, message, result]);
+  assert.deepEqual(JSON.parse(last.content), { city: "Paris", degrees: 21 });
+}
+
+const checks = {
+  async text() {
+    assert.equal((await llm.chat({ messages })).message.content, "Yes.");
+  },
+  async stream() {
+    let text = "";
+    for await (const chunk of await llm.chat({ messages, stream: true })) text += chunk.delta;
+    assert.equal(text, "Yes.");
+  },
+  tool_loop: () => loop((all) => llm.chat({ messages: all, tools: [weather] })),
+  async errors() {
+    await assert.rejects(build("no-such-model").chat({ messages }), (error) => error.status === 404);
+  },
+};
+for (const [label, check] of Object.entries(checks)) {
+  await check();
+  console.log(`passed: ${label}`);
+}
