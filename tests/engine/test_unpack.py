@@ -3,6 +3,8 @@
 import json
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,21 @@ def test_chat_template_ends_and_format_are_those_of_the_file(served: tuple[Path,
 def test_a_token_at_the_beginning_is_added_if_the_file_says_so(tmp_path: Path) -> None:
     write_model(save_tiny_model("qwen2", tmp_path, hidden_size=32), tmp_path / "a.gguf", values={"add_bos_token": True})
     assert Tokenizer(unpack(tmp_path / "a.gguf")).encode("t1", 9) == [0, 0, 1]
+
+
+def test_the_directory_is_removed_when_the_process_ends_and_not_by_its_children(
+    served: tuple[Path, FastTokenizer],
+) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from conveyor_engine.gguf.unpack import unpack\n"
+        "made = unpack(Path(sys.argv[1]))\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); print(made.is_dir(), made)"
+    )
+    said = subprocess.run([sys.executable, "-c", program, str(served[0])], capture_output=True, text=True, check=True)
+    was_there, path = said.stdout.split()
+    assert was_there == "True"
+    assert not Path(path).exists()
 
 
 def test_a_folder_with_safetensors_is_left_as_it_is(tmp_path: Path) -> None:

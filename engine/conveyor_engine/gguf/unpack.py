@@ -5,7 +5,10 @@ with the chat template, and generation_config.json. transformers builds the toke
 all this, because a tenant wrote the file.
 """
 
+import atexit
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,12 +39,24 @@ def unpack(model: Path) -> Path:
     paths = find_files(model)
     if not paths:
         return model
-    directory = Path(tempfile.mkdtemp(prefix="gguf-")) / model.resolve().name.removesuffix(SUFFIX)
+    directory = make_temporary("gguf-") / model.resolve().name.removesuffix(SUFFIX)
     directory.mkdir()
     run_limited(f"{paths[0]}", lambda: _write(directory, paths), CPU_SECONDS)
     for number, path in enumerate(paths):
         (directory / f"model-{number:05}{SUFFIX}").symlink_to(path.resolve())
     return directory
+
+
+def make_temporary(prefix: str) -> Path:
+    """Return a new folder that this process removes when it ends. A forked process does not remove it."""
+    folder, owner = Path(tempfile.mkdtemp(prefix=prefix)), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def _write(directory: Path, paths: Sequence[Path]) -> None:

@@ -1,6 +1,5 @@
 """Brings the small files of a model to a folder: everything but the weights, of which only the size is needed."""
 
-import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -9,7 +8,7 @@ from conveyor_engine.fetching.fetch import choose_files
 from conveyor_engine.fetching.source import RemoteModel, Source
 from conveyor_engine.fetching.uris import BucketUri, HubUri, parse_uri
 from conveyor_engine.gguf.files import SUFFIX, group_files
-from conveyor_engine.gguf.unpack import unpack
+from conveyor_engine.gguf.unpack import make_temporary, unpack
 from conveyor_engine.model_files import WEIGHTS_INDEX, read_weight_names
 
 _SMALL_BYTES: Final = 64 << 20  # of all small files together
@@ -56,7 +55,7 @@ def _fetch(source: Source) -> Preview:
     names = {file.name for file in model.files}
     if group_files(names) and not any(name.endswith(".safetensors") for name in names):
         raise ModelError(f"{model} has GGUF files, which are checked when they are on this machine; give the path")
-    directory = Path(tempfile.mkdtemp(prefix="preview-"))
+    directory = make_temporary("preview-")
     chosen = choose_files(model, _list_weights(source, model, directory))
     small = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
     if (num_bytes := sum(file.size for file in small)) > _SMALL_BYTES:
