@@ -63,12 +63,12 @@ def pages(stage: Stage, gateway: GatewayProcess, aggregated: Aggregated) -> Page
         stage.space.make_service(queue={"timeout": "10s"}, autoscaling={"minReplicas": 1, "maxReplicas": 3})
         stage.space.wait_children("qwen")
         service = {"namespace": stage.space.namespace, "inference_service": "qwen"}
-        asking = threading.Thread(target=ask, args=(f"{gateway.url}/{stage.space.namespace}/qwen/v1/completions",))
+        thread = threading.Thread(target=send, args=(f"{gateway.url}/{stage.space.namespace}/qwen/v1/completions",))
         wait_until("it is known", lambda: gateway.demand(f"{stage.space.namespace}/qwen"))
-        asking.start()
+        thread.start()
         wait_until("a request waits", lambda: gateway.metric("conveyor_gateway_queued_requests", **service))
         waiting = gateway.admin("/metrics")[1]
-        asking.join(60)
+        thread.join(60)
         idle, starting = gateway.admin("/metrics")[1], operator.get("/metrics")[1]
         with Kubelet(stage.space, ready):
             stage.space.wait_condition("qwen", "Ready", "True", "Ready")
@@ -84,7 +84,7 @@ def pages(stage: Stage, gateway: GatewayProcess, aggregated: Aggregated) -> Page
         )
 
 
-def ask(url: str) -> None:
+def send(url: str) -> None:
     try:
         urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=60).close()
     except urllib.error.HTTPError as error:
@@ -105,7 +105,7 @@ class Scene:
             {
                 "expr": expression,
                 "eval_time": f"{minute}m",
-                "exp_samples": [{"labels": tell(labels), "value": 1} for labels in expected],
+                "exp_samples": [{"labels": describe(labels), "value": 1} for labels in expected],
             }
             for minute, expected in self.fires.items()
         ]
@@ -113,19 +113,19 @@ class Scene:
         return {"name": self.name, "interval": "30s", "input_series": series, "promql_expr_test": tests}
 
 
-def tell(labels: Json) -> str:
+def describe(labels: Json) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
 
-def change(series: Iterable[Series], values: str, **wanted: str) -> list[Series]:
+def change(series: Iterable[Series], values: str, **expected: str) -> list[Series]:
     """Return the series, with other values for those that have this `name` or these labels."""
 
     def is_meant(each: Series) -> bool:
         labels = {"name": each.name, **each.labels}
-        return wanted.items() <= labels.items()
+        return expected.items() <= labels.items()
 
     found = list(series)
-    assert any(map(is_meant, found)), f"no program exposes {wanted}"
+    assert any(map(is_meant, found)), f"no program exposes {expected}"
     return [replace(each, values=values) if is_meant(each) else each for each in found]
 
 

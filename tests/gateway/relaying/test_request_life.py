@@ -308,11 +308,11 @@ async def test_only_a_request_that_could_be_answered_wakes_a_service(stack: Stac
         async with http.request(method, f"{stack.url}/{path}") as page:
             assert page.status == status, (method, path)
     assert stack.metric("queue_wait_seconds_count") == 0, "no request was queued"
-    asking = asyncio.create_task(post(http, f"{stack.url}/chat/completions", b"{}"))
+    request = asyncio.create_task(post(http, f"{stack.url}/chat/completions", b"{}"))
     await stack.wait_demand(queued=1)
     async with running_engine(answering(web.json_response, data={})) as engine:
         await stack.add_engine(engine.port)
-        assert (await asking)[0] == 200
+        assert (await request)[0] == 200
 
 
 async def test_a_client_without_a_body_for_the_root_is_answered_400(

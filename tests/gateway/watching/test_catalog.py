@@ -159,7 +159,7 @@ def test_a_service_carries_what_the_queue_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told", "window_seconds"),
+    ("spec", "message", "window_seconds"),
     [
         ({}, None, 0),
         ({}, "Generate", 0),
@@ -172,12 +172,12 @@ def test_a_service_carries_what_the_queue_needs() -> None:
     ids=str,
 )
 def test_batches_fill_up_where_the_task_has_such_a_mode_by_default(
-    spec: dict[str, Any], told: str | None, window_seconds: float
+    spec: dict[str, Any], message: str | None, window_seconds: float
 ) -> None:
     body = make_service("qwen", "default", model={"uri": "hf://org/model"}, **spec)
-    body["status"] = {"model": {"uri": "hf://org/model", "task": told}} if told else {}
+    body["status"] = {"model": {"uri": "hf://org/model", "task": message}} if message else {}
     assert parse_service(body).window_seconds == window_seconds
-    if told:
+    if message:
         body["status"]["model"]["uri"] = "hf://org/the-one-before"
         assert parse_service(body).window_seconds == (0.01 if spec.get("task") == "Embed" else 0)
 

@@ -44,9 +44,9 @@ REFUSED = Obstacle("Deployment", "qwen-engine", Reason.CHILD_REFUSED, "Deploymen
 Obstacles = tuple[Obstacle, ...]
 
 
-def judge(deployment: DeploymentState | None, *pods: PodState, **told: Any) -> dict[str, Judged]:
+def judge(deployment: DeploymentState | None, *pods: PodState, **changes: Any) -> dict[str, Judged]:
     """Return the conditions of a situation. told: as for `make_situation`."""
-    situation = make_situation(deployment, *pods, **told)
+    situation = make_situation(deployment, *pods, **changes)
     return {judged.type: judged for judged in judge_all(situation)}
 
 
@@ -71,13 +71,13 @@ def make_situation(
     )
 
 
-def said(judged: Judged) -> tuple[str, str]:
+def result(judged: Judged) -> tuple[str, str]:
     return judged.status, judged.reason
 
 
 def test_a_service_whose_pods_all_run_is_ready_in_every_respect() -> None:
     found = judge(make_deployment(1), READY, endpoints=1)
-    assert {type: said(judged) for type, judged in found.items()} == {
+    assert {type: result(judged) for type, judged in found.items()} == {
         "Ready": ("True", "Ready"),
         "Progressing": ("False", "UpToDate"),
         "ModelAvailable": ("True", "ModelLoaded"),
@@ -90,23 +90,23 @@ def test_a_service_whose_pods_all_run_is_ready_in_every_respect() -> None:
 
 def test_a_new_service_is_on_its_way_without_a_failure() -> None:
     found = judge(None)
-    assert said(found["Ready"]) == ("False", "PodsStarting")
-    assert said(found["Progressing"]) == ("True", "PodsStarting")
-    assert said(found["ModelAvailable"])[0] == "Unknown"
+    assert result(found["Ready"]) == ("False", "PodsStarting")
+    assert result(found["Progressing"]) == ("True", "PodsStarting")
+    assert result(found["ModelAvailable"])[0] == "Unknown"
 
 
 @pytest.mark.parametrize(("pod", "reason"), [(FETCHING, "ModelDownloading"), (LOADING, "ModelLoading")])
 def test_the_progress_of_the_model_is_reported(pod: PodState, reason: str) -> None:
     found = judge(make_deployment(1, ready_replicas=0, available_replicas=0), pod)
-    assert said(found["ModelAvailable"]) == ("False", reason)
-    assert said(found["Ready"]) == ("False", reason)
+    assert result(found["ModelAvailable"]) == ("False", reason)
+    assert result(found["Ready"]) == ("False", reason)
 
 
 def test_a_service_that_scales_up_stays_ready() -> None:
     deployment = make_deployment(3, ready_replicas=1, available_replicas=1)
     found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1, was_whole=True)
-    assert said(found["Ready"]) == ("True", "Ready")
-    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+    assert result(found["Ready"]) == ("True", "Ready")
+    assert result(found["WorkloadReady"]) == ("False", "PodsStarting")
     assert found["WorkloadReady"].message == "1 of 3 engines are ready"
 
 
@@ -115,17 +115,17 @@ def test_after_a_start_or_a_failure_a_service_is_called_ready_when_all_wanted_en
     """The endpoints may be known before the Deployment counts their pods as ready."""
     deployment = make_deployment(2, ready_replicas=available, available_replicas=available)
     found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1)
-    assert said(found["Ready"]) == ("True", "PodsStarting")
+    assert result(found["Ready"]) == ("True", "PodsStarting")
     assert found["Ready"].message == f"{available} of 2 engines are ready"
-    assert said(judge(make_deployment(2), READY, endpoints=2)["Ready"]) == ("True", "Ready")
+    assert result(judge(make_deployment(2), READY, endpoints=2)["Ready"]) == ("True", "Ready")
 
 
 def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost() -> None:
     deployment = make_deployment(3, ready_replicas=2, available_replicas=2)
     broken = make_pod("broken", ended(code=137, reason="OOMKilled"))
     found = judge(deployment, READY, broken, endpoints=2)
-    assert said(found["Ready"]) == ("True", "OOMKilled")
-    assert said(found["WorkloadReady"]) == ("False", "OOMKilled")
+    assert result(found["Ready"]) == ("True", "OOMKilled")
+    assert result(found["WorkloadReady"]) == ("False", "OOMKilled")
     assert found["WorkloadReady"].message == "2 of 3 engines are ready; see Ready"
     assert found["Ready"].message.startswith("2 of 3 engines are ready; container engine used more than its memory")
     assert found["Ready"].message.endswith("(pod broken)")
@@ -141,7 +141,7 @@ def test_several_pods_that_fail_are_reported_once_and_in_the_same_words() -> Non
             for name, time in zip("abc", times, strict=True)
         ]
         found = judge(deployment, READY, *waiting, endpoints=1)
-        assert said(found["Ready"]) == ("True", "InsufficientGPU")
+        assert result(found["Ready"]) == ("True", "InsufficientGPU")
         assert found["Ready"].message == f"1 of 4 engines are ready; {sentence} (pod a and 2 more)"
 
 
@@ -149,14 +149,17 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0, revision=2, conditions=ROLLING_OUT)
     waiting = make_pod("new", unschedulable="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
     leaving = replace(READY, name="old", config_hash="00000000", leaving=True)
-    assert said(judge(deployment, waiting, leaving)["Ready"]) == ("False", "RollingOut")
-    assert said(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
-    not_yet_told = replace(leaving, leaving=False)
-    assert said(judge(deployment, waiting, not_yet_told)["Ready"]) == ("False", "RollingOut")
+    assert result(judge(deployment, waiting, leaving)["Ready"]) == ("False", "RollingOut")
+    assert result(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
+    not_yet_reported = replace(leaving, leaving=False)
+    assert result(judge(deployment, waiting, not_yet_reported)["Ready"]) == ("False", "RollingOut")
     stuck = make_deployment(2, ready_replicas=1, available_replicas=1, revision=2, conditions=ROLLING_OUT)
-    assert said(judge(stuck, waiting, not_yet_told, endpoints=1)["Ready"]) == ("True", "InsufficientGPU")
+    assert result(judge(stuck, waiting, not_yet_reported, endpoints=1)["Ready"]) == ("True", "InsufficientGPU")
     surging = replace(deployment, max_surge=1)
-    assert said(judge(surging, waiting, not_yet_told, rollout={"maxSurge": 1})["Ready"]) == ("False", "InsufficientGPU")
+    assert result(judge(surging, waiting, not_yet_reported, rollout={"maxSurge": 1})["Ready"]) == (
+        "False",
+        "InsufficientGPU",
+    )
 
 
 @pytest.mark.parametrize("rollout", [{}, {"maxSurge": 1, "maxUnavailable": 0}])
@@ -164,27 +167,27 @@ def test_the_missing_additional_pod_is_reported_only_if_the_rollout_waits_for_it
     message = 'pods "new" is forbidden: exceeded quota: gpus'
     refused = make_deployment(1, updated_replicas=0, revision=2, conditions=ROLLING_OUT)
     found = judge(refused, endpoints=1, rollout=rollout, refused=message)
-    assert said(found["Progressing"])[1] == ("PodsRefused" if rollout else "RollingOut")
+    assert result(found["Progressing"])[1] == ("PodsRefused" if rollout else "RollingOut")
     placed = make_deployment(1, replicas=2, updated_replicas=1, revision=2, conditions=ROLLING_OUT)
     waiting = make_pod("new", unschedulable="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
     found = judge(placed, waiting, endpoints=1, rollout=rollout)
-    assert said(found["Progressing"])[1] == ("InsufficientGPU" if rollout else "RollingOut")
+    assert result(found["Progressing"])[1] == ("InsufficientGPU" if rollout else "RollingOut")
 
 
 def test_a_pod_that_was_replaced_gives_no_reason_while_its_replacement_starts() -> None:
     evicted = make_pod("evicted", phase="Failed", reason="Evicted", message="low on memory")
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
-    assert said(judge(deployment, evicted)["WorkloadReady"]) == ("False", "Evicted")
-    assert said(judge(deployment, evicted, LOADING)["WorkloadReady"]) == ("False", "PodsStarting")
+    assert result(judge(deployment, evicted)["WorkloadReady"]) == ("False", "Evicted")
+    assert result(judge(deployment, evicted, LOADING)["WorkloadReady"]) == ("False", "PodsStarting")
 
 
 def test_gpus_that_nobody_uses_are_reported_by_a_service_that_is_ready() -> None:
     for task, gpus, reason in (("Embed", 4, "GPUsUnused"), ("Embed", 1, "Ready"), ("Generate", 4, "Ready")):
         limits = {"nvidia.com/gpu": gpus, "cpu": 8}
         found = judge(make_deployment(1), READY, endpoints=1, task=task, resources={"limits": limits})
-        assert said(found["Ready"]) == ("True", reason)
+        assert result(found["Ready"]) == ("True", reason)
     vllm = {"runtime": "VLLM", "engine": {"image": "vllm:1"}, "resources": {"limits": {"nvidia.com/gpu": 4}}}
-    assert said(judge(make_deployment(1), READY, endpoints=1, **vllm)["Ready"]) == ("True", "Ready")
+    assert result(judge(make_deployment(1), READY, endpoints=1, **vllm)["Ready"]) == ("True", "Ready")
     wasted = judge(make_deployment(1), READY, endpoints=1, resources={"limits": {"nvidia.com/mig-1g.10gb": "2"}})
     assert wasted["WorkloadReady"].message.endswith(
         "each engine requests 2 GPUs and uses one; request one GPU in resources.limits"
@@ -197,49 +200,49 @@ def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> No
     for deployment in (halfway, last_pod_starts):
         for endpoints, ready in ((1, ("True", "Ready")), (0, ("False", "RollingOut"))):
             found = judge(deployment, READY, endpoints=endpoints, was_whole=True)
-            assert said(found["Ready"]) == ready
-            assert said(found["Progressing"]) == ("True", "RollingOut")
+            assert result(found["Ready"]) == ready
+            assert result(found["Progressing"]) == ("True", "RollingOut")
 
 
 def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
     """In a demo, the message was "RollingOut: 3 of 1 pods run the current spec"."""
-    for asked, there in ((1, 3), (3, 1)):
+    for desired, there in ((1, 3), (3, 1)):
         for seen in (1, 2):
-            deployment = make_deployment(asked, generation=2, observed_generation=seen, replicas=there,
+            deployment = make_deployment(desired, generation=2, observed_generation=seen, replicas=there,
                                          updated_replicas=there, available_replicas=there)  # fmt: skip
             situation = make_situation(deployment, READY, endpoints=there, template_generation=1, was_whole=True)
             found = {judged.type: judged for judged in judge_all(situation)}
-            assert said(found["Progressing"]) == ("False", "UpToDate")
-            assert said(found["Ready"]) == ("True", "Ready")
+            assert result(found["Progressing"]) == ("False", "UpToDate")
+            assert result(found["Ready"]) == ("True", "Ready")
 
 
 def test_a_new_template_is_a_rollout_also_before_the_controller_has_seen_it() -> None:
     """The Deployment still counts the pods of the former template as updated."""
     found = judge_all(make_situation(make_deployment(1, generation=2), READY, endpoints=1, template_generation=2))
-    assert said(found[1]) == ("True", "RollingOut")
+    assert result(found[1]) == ("True", "RollingOut")
     assert found[1].message == "0 of 1 pods run the current spec, 1 are ready"
 
 
-@pytest.mark.parametrize(("there", "updated", "says"), [(0, 0, "0 of 1"), (1, 0, "0 of 1"), (2, 1, "1 of 2")])
-def test_a_rollout_counts_the_pods_of_the_current_spec(there: int, updated: int, says: str) -> None:
+@pytest.mark.parametrize(("there", "updated", "message"), [(0, 0, "0 of 1"), (1, 0, "0 of 1"), (2, 1, "1 of 2")])
+def test_a_rollout_counts_the_pods_of_the_current_spec(there: int, updated: int, message: str) -> None:
     counts = {"replicas": there, "updated_replicas": updated, "available_replicas": 0}
     found = judge(make_deployment(1, revision=2, conditions=ROLLING_OUT, **counts))
-    assert found["Progressing"].message == f"{says} pods run the current spec, 0 are ready"
+    assert found["Progressing"].message == f"{message} pods run the current spec, 0 are ready"
 
 
 def test_restored_pods_make_the_service_ready_and_the_rollout_failed() -> None:
     cause = RolledBack("attempt", "ImagePullFailed", "image a cannot be pulled (pod b)")
     restored = replace(make_situation(make_deployment(1), READY, endpoints=1, was_whole=True), rolled_back=cause)
     found = {judged.type: judged for judged in judge_all(restored)}
-    assert said(found["Ready"]) == ("True", "Ready")
-    assert said(found["Progressing"]) == ("False", "RolledBack")
+    assert result(found["Ready"]) == ("True", "Ready")
+    assert result(found["Progressing"]) == ("False", "RolledBack")
     assert found["Progressing"].message.startswith("ImagePullFailed: image a cannot be pulled (pod b). The rollout")
 
 
 def test_the_first_pods_are_no_rollout() -> None:
     starting = make_deployment(1, available_replicas=0, conditions=ROLLING_OUT)
-    assert said(judge(starting, LOADING)["Progressing"]) == ("True", "PodsStarting")
-    assert said(judge(starting, LOADING)["Ready"]) == ("False", "ModelLoading")
+    assert result(judge(starting, LOADING)["Progressing"]) == ("True", "PodsStarting")
+    assert result(judge(starting, LOADING)["Ready"]) == ("False", "ModelLoading")
 
 
 @pytest.mark.parametrize(
@@ -256,9 +259,9 @@ def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str
     pod = observe_pod({"metadata": {"name": "pod"}, "status": status})
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
     found = judge(replace(deployment, conditions=ROLLING_OUT), replace(pod, template_label=NEWEST.pods_label))
-    assert said(found[type]) == ("False", reason)
+    assert result(found[type]) == ("False", reason)
     dependent = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
-    assert {said(found[type]) for type in dependent} == {("False", reason)}, "they agree"
+    assert {result(found[type]) for type in dependent} == {("False", reason)}, "they agree"
     assert [type for type in dependent if "(pod pod)" in found[type].message] == ["Ready"], "once is enough"
     assert {found[type].message for type in dependent[1:]} == {
         "see Ready",
@@ -271,7 +274,7 @@ def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
     """This holds even if both have the same configuration, because a pod's image, memory or volumes may be wrong."""
     broken = make_pod("old", ended("boom"), template_label=FORMER.pods_label)
     found = judge(make_deployment(1, updated_replicas=0), broken)
-    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+    assert result(found["WorkloadReady"]) == ("False", "PodsStarting")
 
 
 def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_reported() -> None:
@@ -281,9 +284,9 @@ def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_report
     }
     deployment = make_deployment(1, generation=2, updated_replicas=0, available_replicas=0, conditions=old_words)
     found = judge(deployment, template_generation=2)
-    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+    assert result(found["WorkloadReady"]) == ("False", "PodsStarting")
     found = judge(deployment, template_generation=2, refused="exceeded quota: gpus")
-    assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
+    assert result(found["WorkloadReady"]) == ("False", "PodsRefused")
     assert found["Ready"].message == "exceeded quota: gpus"
 
 
@@ -296,7 +299,7 @@ def test_a_replica_set_that_cannot_be_made_is_reported() -> None:
 def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
     found = judge(None, obstacles=(REFUSED,))
     for type in ("Ready", "Progressing", "WorkloadReady"):
-        assert said(found[type]) == ("False", "ChildRefused")
+        assert result(found[type]) == ("False", "ChildRefused")
     assert found["Ready"].message == "Deployment qwen-engine: bad nodeSelector"
 
 
@@ -307,45 +310,45 @@ def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
 def test_a_refused_child_that_no_request_needs_is_reported_by_a_service_that_is_ready(kind: str, name: str) -> None:
     obstacle = Obstacle(kind, name, Reason.CHILD_REFUSED, "no")
     found = judge(make_deployment(1), READY, endpoints=1, obstacles=(obstacle,))
-    assert said(found["Ready"]) == ("True", "Ready")
-    assert said(found["WorkloadReady"]) == ("True", "ReplicasReady")
-    assert said(found["EndpointReady"]) == ("True", "EndpointsAvailable")
-    assert said(found["Progressing"]) == ("False", "ChildRefused")
-    assert said(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
+    assert result(found["Ready"]) == ("True", "Ready")
+    assert result(found["WorkloadReady"]) == ("True", "ReplicasReady")
+    assert result(found["EndpointReady"]) == ("True", "EndpointsAvailable")
+    assert result(found["Progressing"]) == ("False", "ChildRefused")
+    assert result(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
 
 
 def test_while_no_engine_answers_every_obstacle_is_reported_at_once() -> None:
     obstacle = Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken")
-    assert said(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")
+    assert result(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")
 
 
 def test_a_refused_engine_service_is_why_no_engine_is_found() -> None:
     obstacle = Obstacle("Service", "qwen-engine", Reason.CHILD_NOT_OWNED, "taken")
     found = judge(make_deployment(1), READY, obstacles=(obstacle,))
-    assert said(found["EndpointReady"]) == said(found["Ready"]) == ("False", "ChildNotOwned")
+    assert result(found["EndpointReady"]) == result(found["Ready"]) == ("False", "ChildNotOwned")
 
 
 def test_what_passes_by_itself_does_not_make_a_service_that_answers_unready() -> None:
     passing = replace(REFUSED, temporary=True)
     found = judge(make_deployment(1), READY, endpoints=1, obstacles=(passing,))
-    assert said(found["Ready"]) == ("True", "Ready")
-    assert said(found["Progressing"]) == ("True", "ChildRefused")
-    assert said(judge(None, obstacles=(passing,))["Ready"]) == ("False", "ChildRefused")
+    assert result(found["Ready"]) == ("True", "Ready")
+    assert result(found["Progressing"]) == ("True", "ChildRefused")
+    assert result(judge(None, obstacles=(passing,))["Ready"]) == ("False", "ChildRefused")
 
 
 def test_pods_that_a_quota_forbids_are_reported() -> None:
     deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0)
     found = judge(deployment, refused="exceeded quota: gpus")
-    assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
+    assert result(found["WorkloadReady"]) == ("False", "PodsRefused")
     assert found["Ready"].message == "exceeded quota: gpus"
-    assert said(found["Ready"]) == ("False", "PodsRefused")
+    assert result(found["Ready"]) == ("False", "PodsRefused")
 
 
 def test_a_rollout_that_takes_too_long_is_reported() -> None:
     conditions = {"Progressing": ("False", "ProgressDeadlineExceeded", "timed out")}
     found = judge(make_deployment(1, available_replicas=0, revision=2, conditions=conditions), LOADING)
-    assert said(found["Progressing"]) == ("False", "ProgressDeadlineExceeded")
-    assert said(found["WorkloadReady"]) == ("False", "ProgressDeadlineExceeded")
+    assert result(found["Progressing"]) == ("False", "ProgressDeadlineExceeded")
+    assert result(found["WorkloadReady"]) == ("False", "ProgressDeadlineExceeded")
 
 
 def test_engines_of_a_node_that_stopped_reporting_are_lost_not_loading() -> None:
@@ -353,17 +356,17 @@ def test_engines_of_a_node_that_stopped_reporting_are_lost_not_loading() -> None
     pod = replace(observe_pod(body), template_label=NEWEST.pods_label)
     found = judge(make_deployment(1, ready_replicas=0, available_replicas=0), pod)
     for type in ("Ready", "WorkloadReady", "EndpointReady", "ModelAvailable"):
-        assert said(found[type]) == ("False", "NodeLost")
+        assert result(found[type]) == ("False", "NodeLost")
     assert found["Ready"].message == (
         f"node n1 has not reported since {kubelet.TIME}; its engines may still answer (pod pod)"
     )
-    assert said(found["Progressing"]) == ("False", "UpToDate")
-    assert said(found["Reconciling"]) == ("True", "NodeLost")
+    assert result(found["Progressing"]) == ("False", "UpToDate")
+    assert result(found["Reconciling"]) == ("True", "NodeLost")
 
 
 def test_the_gateway_needs_one_ready_endpoint() -> None:
-    assert said(judge(make_deployment(1), READY)["EndpointReady"]) == ("False", "NoReadyEndpoints")
-    assert said(judge(make_deployment(1), READY)["Ready"]) == ("False", "NoReadyEndpoints")
+    assert result(judge(make_deployment(1), READY)["EndpointReady"]) == ("False", "NoReadyEndpoints")
+    assert result(judge(make_deployment(1), READY)["Ready"]) == ("False", "NoReadyEndpoints")
 
 
 counts = st.integers(0, 4)
@@ -387,18 +390,18 @@ rollouts = st.sampled_from([{}, ROLLED_OUT, ROLLING_OUT])
 
 @given(counts, counts, counts, counts, st.booleans(), pods, counts, obstacles, rollouts)
 def test_every_situation_has_all_conditions_with_documented_reasons(
-    asked: int, there: int, updated: int, available: int, seen: bool, pods: list[PodState], endpoints: int,
+    desired: int, there: int, updated: int, available: int, seen: bool, pods: list[PodState], endpoints: int,
     obstacles: Obstacles, conditions: dict[str, tuple[str, str, str]],
 ) -> None:  # fmt: skip
     deployment = make_deployment(
-        asked, replicas=there, updated_replicas=updated, available_replicas=available, observed_generation=int(seen),
+        desired, replicas=there, updated_replicas=updated, available_replicas=available, observed_generation=int(seen),
         conditions=conditions,
     )  # fmt: skip
     children = {("Deployment", "qwen-engine"): make_child()}
     observed = Observed(
         children, deployment, pods=tuple(pods), ready_endpoints=endpoints, replica_sets=(FORMER, NEWEST)
     )
-    situation = Situation(make_resource(replicas=asked).spec, observed, obstacles)
+    situation = Situation(make_resource(replicas=desired).spec, observed, obstacles)
     judged = judge_all(situation)
     usual = [type for type in ConditionType if type not in ABNORMAL]
     assert [part.type for part in judged][: len(usual)] == usual
@@ -414,7 +417,7 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
     for part in judged[2:5]:
         if situation.blocker is not None and not part.is_true and part.reason != "ScaledToZero":
             assert part.reason == situation.blocker.reason, "a failure is the same in all that depends on it"
-    assert ready.is_true == (obstacles != (REFUSED,) and (endpoints > 0 or not (asked + there or obstacles)))
+    assert ready.is_true == (obstacles != (REFUSED,) and (endpoints > 0 or not (desired + there or obstacles)))
 
 
 def test_of_a_job_the_pod_counts_that_has_not_been_evicted() -> None:
@@ -423,14 +426,14 @@ def test_of_a_job_the_pod_counts_that_has_not_been_evicted() -> None:
 
     def progressing(*pods: PodState) -> tuple[str, str]:
         observed = replace(make_observed(deployment=None), prewarm_pods=pods)
-        return said(judge_all(Situation(make_resource().spec, observed, prewarming=True))[1])
+        return result(judge_all(Situation(make_resource().spec, observed, prewarming=True))[1])
 
     assert progressing(evicted) == ("False", "Evicted")
     assert progressing(evicted, fetching) == ("True", "ModelDownloading")
 
 
 @pytest.mark.parametrize(
-    ("former", "seconds", "told"),
+    ("former", "seconds", "expected"),
     [
         ("True", 6, ("True", "ScalingActive")),  # an upgrade replaces the gateways
         ("True", 30, ("False", "MetricsUnavailable")),
@@ -438,7 +441,7 @@ def test_of_a_job_the_pod_counts_that_has_not_been_evicted() -> None:
     ],
 )
 def test_metrics_that_cannot_be_read_for_a_moment_are_not_reported(
-    former: str, seconds: int, told: tuple[str, str]
+    former: str, seconds: int, expected: tuple[str, str]
 ) -> None:
     since = datetime(2026, 11, 28, 12, tzinfo=UTC)
     conditions = {"AbleToScale": ("True", "", ""), "ScalingActive": ("False", "FailedGetObjectMetric", "no route")}
@@ -452,7 +455,7 @@ def test_metrics_that_cannot_be_read_for_a_moment_are_not_reported(
         now=since + timedelta(seconds=seconds),
     )
     judged = next(each for each in judge_all(situation) if each.type == "ScalingReady")
-    assert (judged.status, judged.reason) == told
+    assert (judged.status, judged.reason) == expected
     assert find_gap_end(autoscaler) == since + timedelta(seconds=30)
 
 

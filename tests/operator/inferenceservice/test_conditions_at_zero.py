@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.operator.builders import ended, make_deployment, make_pod
-from tests.operator.inferenceservice.test_conditions import LOADING, READY, judge, make_situation, said
+from tests.operator.inferenceservice.test_conditions import LOADING, READY, judge, make_situation, result
 
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.observed import DeploymentState
@@ -16,26 +16,26 @@ SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
 
 def test_zero_replicas_are_no_failure() -> None:
     found = judge(make_deployment(0), replicas=0)
-    assert said(found["Ready"]) == ("True", "ScaledToZero")
-    assert said(found["WorkloadReady"]) == ("True", "ScaledToZero")
-    assert said(found["Progressing"]) == ("False", "UpToDate")
+    assert result(found["Ready"]) == ("True", "ScaledToZero")
+    assert result(found["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert result(found["Progressing"]) == ("False", "UpToDate")
 
 
 def test_a_service_at_zero_is_ready_since_the_next_request_is_answered() -> None:
     judged = judge(make_deployment(0), **SLEEPY)
-    assert said(judged["Ready"]) == ("True", "ScaledToZero")
-    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
-    assert said(judged["ModelAvailable"]) == ("Unknown", "ScaledToZero")
-    assert said(judged["EndpointReady"]) == ("False", "ScaledToZero")
-    assert said(judged["Progressing"]) == ("False", "UpToDate")
+    assert result(judged["Ready"]) == ("True", "ScaledToZero")
+    assert result(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert result(judged["ModelAvailable"]) == ("Unknown", "ScaledToZero")
+    assert result(judged["EndpointReady"]) == ("False", "ScaledToZero")
+    assert result(judged["Progressing"]) == ("False", "UpToDate")
 
 
 def test_it_is_so_from_the_moment_of_the_decision() -> None:
     """The service is at zero while its last pod still drains."""
     draining = make_deployment(0, replicas=1, updated_replicas=1, ready_replicas=1, available_replicas=1)
     judged = judge(draining, replace(READY, leaving=True), endpoints=1, **SLEEPY)
-    assert said(judged["Ready"]) == ("True", "ScaledToZero")
-    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert result(judged["Ready"]) == ("True", "ScaledToZero")
+    assert result(judged["WorkloadReady"]) == ("True", "ScaledToZero")
 
 
 WAKING = make_deployment(1, ready_replicas=0, available_replicas=0)
@@ -48,15 +48,15 @@ def judge_ready_of(*pods: PodState, from_zero: bool = True, **spec: Any) -> Judg
 
 def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
     ready = judge_ready_of(LOADING, **SLEEPY)
-    assert said(ready) == ("True", "StartingFromZero")
+    assert result(ready) == ("True", "StartingFromZero")
     assert ready.message == "requests are queued: the first engine is loading the model"
 
 
 def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
-    assert said(judge_ready_of(LOADING, from_zero=False, **SLEEPY)) == ("False", "ModelLoading")
-    assert said(judge_ready_of(LOADING)) == ("False", "ModelLoading")
-    assert said(judge_ready_of(make_pod("x", ended("boom")), **SLEEPY)) == ("False", "CrashLoop")
-    assert said(judge_ready_of(make_pod(unschedulable="Insufficient gpu"), **SLEEPY)) == ("False", "InsufficientGPU")
+    assert result(judge_ready_of(LOADING, from_zero=False, **SLEEPY)) == ("False", "ModelLoading")
+    assert result(judge_ready_of(LOADING)) == ("False", "ModelLoading")
+    assert result(judge_ready_of(make_pod("x", ended("boom")), **SLEEPY)) == ("False", "CrashLoop")
+    assert result(judge_ready_of(make_pod(unschedulable="Insufficient gpu"), **SLEEPY)) == ("False", "InsufficientGPU")
 
 
 def test_a_start_that_takes_longer_than_the_queue_timeout_is_reported_at_zero() -> None:

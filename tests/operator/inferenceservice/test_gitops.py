@@ -58,7 +58,7 @@ class State(NamedTuple):
     spec: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
 
-def told(conditions: dict[str, Judged], observed: int = 2) -> dict[str, Any]:
+def build(conditions: dict[str, Judged], observed: int = 2) -> dict[str, Any]:
     listed = [
         {"type": each.type.value, "status": each.status, "reason": str(each.reason), "message": each.message}
         for each in conditions.values()
@@ -69,7 +69,7 @@ def told(conditions: dict[str, Judged], observed: int = 2) -> dict[str, Any]:
 def judge_further(*pods: Any, **facts: Any) -> dict[str, Any]:
     """Return the status of a service whose first engine starts, with other facts of its situation."""
     situation = replace(make_situation(NOT_READY, *pods, **SLEEPY), **facts)
-    return told({each.type: each for each in judge_all(situation)})
+    return build({each.type: each for each in judge_all(situation)})
 
 
 NOT_READY = make_deployment(1, ready_replicas=0, available_replicas=0, conditions=ROLLING_OUT)
@@ -93,26 +93,26 @@ WRONG = build_invalid_status("spec.batching.mode: unknown", 2, {}, NOW)
 
 STATES = [
     State("not seen by an operator", UNSEEN, "InProgress", "Progressing"),
-    State("edited, the edit not seen", told(IS_READY, observed=1), "InProgress", "Progressing"),
-    State("new, no Deployment yet", told(judge(None)), "InProgress", "Progressing"),
-    State("new, the model is downloading", told(judge(NOT_READY, FETCHING)), "InProgress", "Progressing"),
-    State("new, the model is loading", told(judge(NOT_READY, LOADING)), "InProgress", "Progressing"),
-    State("new, no such image", told(judge(NOT_READY, FAILED)), "Failed", "Degraded"),
-    State("new, no GPU", told(judge(NOT_READY, NO_GPU)), "InProgress", "Progressing"),
-    State("new, no GPU for too long", told(judge(LATE, NO_GPU)), "Failed", "Degraded"),
-    State("new, pods refused by a quota", told(judge(NO_PODS, refused="exceeded quota")), "Failed", "Degraded"),
-    State("new, a child refused", told(judge(None, obstacles=(REFUSED,))), "Failed", "Degraded"),
-    State("ready", told(IS_READY), "Current", "Healthy"),
-    State("its only engine crashes", told(judge(LOST, CRASHED)), "InProgress", "Progressing"),
-    State("its only pod finds no GPU", told(judge(LOST, NO_GPU)), "InProgress", "Progressing"),
-    State("the image of its only pod is gone", told(judge(LOST, FAILED)), "Failed", "Degraded"),
-    State("one of three engines lost", told(judge(TWO_OF_THREE, READY, KILLED, endpoints=2)), "Current", "Healthy"),
-    State("scaling from 1 to 3", told(SCALING), "Current", "Healthy"),
-    State("a rollout, the old engine answers", told(judge(ROLLING, LOADING, endpoints=1)), "InProgress", "Progressing"),
-    State("a failed rollout, the old engine answers", told(judge(ROLLING, FAILED, endpoints=1)), "Failed", "Degraded"),
+    State("edited, the edit not seen", build(IS_READY, observed=1), "InProgress", "Progressing"),
+    State("new, no Deployment yet", build(judge(None)), "InProgress", "Progressing"),
+    State("new, the model is downloading", build(judge(NOT_READY, FETCHING)), "InProgress", "Progressing"),
+    State("new, the model is loading", build(judge(NOT_READY, LOADING)), "InProgress", "Progressing"),
+    State("new, no such image", build(judge(NOT_READY, FAILED)), "Failed", "Degraded"),
+    State("new, no GPU", build(judge(NOT_READY, NO_GPU)), "InProgress", "Progressing"),
+    State("new, no GPU for too long", build(judge(LATE, NO_GPU)), "Failed", "Degraded"),
+    State("new, pods refused by a quota", build(judge(NO_PODS, refused="exceeded quota")), "Failed", "Degraded"),
+    State("new, a child refused", build(judge(None, obstacles=(REFUSED,))), "Failed", "Degraded"),
+    State("ready", build(IS_READY), "Current", "Healthy"),
+    State("its only engine crashes", build(judge(LOST, CRASHED)), "InProgress", "Progressing"),
+    State("its only pod finds no GPU", build(judge(LOST, NO_GPU)), "InProgress", "Progressing"),
+    State("the image of its only pod is gone", build(judge(LOST, FAILED)), "Failed", "Degraded"),
+    State("one of three engines lost", build(judge(TWO_OF_THREE, READY, KILLED, endpoints=2)), "Current", "Healthy"),
+    State("scaling from 1 to 3", build(SCALING), "Current", "Healthy"),
+    State("a rollout, the old engine answers", build(judge(ROLLING, LOADING, endpoints=1)), "InProgress", "Progressing"),
+    State("a failed rollout, the old engine answers", build(judge(ROLLING, FAILED, endpoints=1)), "Failed", "Degraded"),
     State("former pods restored", judge_further(READY, rolled_back=RESTORED), "Failed", "Degraded"),
-    State("replicas: 0", told(judge(make_deployment(0), replicas=0)), "Current", "Suspended", {"replicas": 0}),
-    State("at zero", told(judge(make_deployment(0), **SLEEPY)), "Current", "Healthy"),
+    State("replicas: 0", build(judge(make_deployment(0), replicas=0)), "Current", "Suspended", {"replicas": 0}),
+    State("at zero", build(judge(make_deployment(0), **SLEEPY)), "Current", "Healthy"),
     State("the first start from zero", judge_further(LOADING, former=FROM_ZERO), "InProgress", "Progressing"),
     State("a spec that no program can read", WRONG, "Failed", "Degraded"),
 ]  # fmt: skip

@@ -20,14 +20,14 @@ from conveyor_operator.metrics import Metrics
 MOST_SERIES = 10
 
 
-def tell(type: str, reason: str = "Why") -> dict[str, str]:
+def make_condition(type: str, reason: str = "Why") -> dict[str, str]:
     return {"type": type, "status": "True", "reason": reason, "message": "", "lastTransitionTime": ""}
 
 
 def test_a_service_has_a_bounded_number_of_series() -> None:
-    told = [tell(type) for type in ConditionType]
-    strange = [tell(f"Strange{number}") for number in range(99)] + [tell("Ready", "Again")]
-    status = {"conditions": [*told, *strange], "desiredReplicas": 2, "readyReplicas": 1, "replicas": 4}
+    conditions = [make_condition(type) for type in ConditionType]
+    strange = [make_condition(f"Strange{number}") for number in range(99)] + [make_condition("Ready", "Again")]
+    status = {"conditions": [*conditions, *strange], "desiredReplicas": 2, "readyReplicas": 1, "replicas": 4}
     state = read_state({"spec": {"autoscaling": {"maxReplicas": 3}}}, status)
     assert {type for type, _, _ in state.conditions} == set(ConditionType) - ABNORMAL
     assert state.replicas == {"desired": 2, "ready": 1, "maximum": 3}
@@ -35,7 +35,7 @@ def test_a_service_has_a_bounded_number_of_series() -> None:
 
 
 def test_what_is_not_known_is_not_exposed() -> None:
-    state = read_state({"spec": {}}, {"conditions": [tell("Ready", "InvalidSpec")]})
+    state = read_state({"spec": {}}, {"conditions": [make_condition("Ready", "InvalidSpec")]})
     assert state.conditions == (("Ready", "True", "InvalidSpec"),)
     assert state.replicas == {}
 

@@ -20,9 +20,9 @@ WRITTEN = Written("http://gateway/default/qwen/v1", EffectiveStatus(image="examp
 
 
 def status_of(
-    *pods: PodState, previous: dict[str, Any] | None = None, now: datetime = EARLY, asked: int = 1, **deployment: Any
+    *pods: PodState, previous: dict[str, Any] | None = None, now: datetime = EARLY, desired: int = 1, **deployment: Any
 ) -> dict[str, Any]:
-    observed = make_observed(deployment=make_deployment(asked, **deployment), pods=pods, ready_endpoints=1)
+    observed = make_observed(deployment=make_deployment(desired, **deployment), pods=pods, ready_endpoints=1)
     service = make_resource(generation=7)
     return build_status(service, Situation(service.spec, observed), WRITTEN, previous or {}, now)
 
@@ -32,7 +32,7 @@ def condition(status: dict[str, Any], type: str) -> dict[str, Any]:
 
 
 def test_the_status_says_what_there_is() -> None:
-    status = status_of(asked=3, ready_replicas=2)
+    status = status_of(desired=3, ready_replicas=2)
     assert status["observedGeneration"] == 7
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"], status["desiredReplicas"]) == (
         3,
@@ -66,11 +66,11 @@ def test_the_order_of_conditions_is_no_news_and_their_message_is() -> None:
 
 
 def test_a_transition_time_moves_only_with_the_status() -> None:
-    first = status_of(asked=2, available_replicas=1)
-    second = status_of(asked=2, available_replicas=2, previous=first, now=LATE)
+    first = status_of(desired=2, available_replicas=1)
+    second = status_of(desired=2, available_replicas=2, previous=first, now=LATE)
     assert condition(second, "WorkloadReady")["lastTransitionTime"] == "2026-11-21T09:30:00Z"
     assert condition(second, "Ready")["lastTransitionTime"] == "2026-11-21T08:00:00Z"
-    again = status_of(asked=2, available_replicas=0, previous=first, now=LATE)
+    again = status_of(desired=2, available_replicas=0, previous=first, now=LATE)
     assert condition(again, "WorkloadReady")["lastTransitionTime"] == "2026-11-21T08:00:00Z"
 
 
@@ -116,7 +116,7 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
     assert condition(after, "EndpointReady") == condition(before, "EndpointReady")
     assert after["effective"] == before["effective"]
     assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]} | {"Stalled"}
-    waiting = build_invalid_status("wrong", 2, status_of(available_replicas=0, asked=1), LATE)
+    waiting = build_invalid_status("wrong", 2, status_of(available_replicas=0, desired=1), LATE)
     assert "Reconciling" not in {c["type"] for c in waiting["conditions"]}
 
 
@@ -124,10 +124,10 @@ def test_the_last_start_is_reported_and_stays_until_the_next_one() -> None:
     start = PodStart("qwen-engine-1", "uid-1", {"total": 20, "model": 4, "load": 15})
     service = make_resource()
     situation, now = Situation(service.spec, make_observed()), LATE
-    told = build_status(service, situation, replace(WRITTEN, last_start=start), {}, now)
-    assert told["lastStart"] == {"podName": "qwen-engine-1", "total": "20s", "model": "4s", "load": "15s"}
-    assert build_status(service, situation, WRITTEN, told, now)["lastStart"] == told["lastStart"]
+    status = build_status(service, situation, replace(WRITTEN, last_start=start), {}, now)
+    assert status["lastStart"] == {"podName": "qwen-engine-1", "total": "20s", "model": "4s", "load": "15s"}
+    assert build_status(service, situation, WRITTEN, status, now)["lastStart"] == status["lastStart"]
     assert "lastStart" not in build_status(service, situation, WRITTEN, {}, now)
     whole = replace(WRITTEN, last_start=start.with_warm_up(6.0))
-    split = {**told["lastStart"], "load": "9s", "warmUp": "6s"}
-    assert build_status(service, situation, whole, told, now)["lastStart"] == split
+    split = {**status["lastStart"], "load": "9s", "warmUp": "6s"}
+    assert build_status(service, situation, whole, status, now)["lastStart"] == split
