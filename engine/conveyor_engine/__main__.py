@@ -58,6 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     fetch.add_argument("--adapter", default="", metavar="NAME", help="the name of the LoRA adapter that is fetched")
+    fetch.add_argument(
+        "--task",
+        default=os.environ.get("CONVEYOR_ENGINE_TASK", "auto"),
+        help="the task of the engine that will serve the model, auto or none (another program serves it). A model that "
+        "the engine cannot run is rejected before its weights are downloaded. Default: CONVEYOR_ENGINE_TASK, or auto",
+    )
     check = commands.add_parser(
         "check",
         help="parse the configuration of `serve`, or say whether the engine runs a model",
@@ -106,7 +112,7 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.command == "fetch":
         from conveyor_engine.fetching.fetch import fetch
 
-        fetch(flags.uri, flags.target, flags.adapter)
+        fetch(flags.uri, flags.target, flags.adapter, flags.task)
         if not flags.adapter:
             write_facts(Path(flags.target))
     else:

@@ -1,7 +1,8 @@
 """Reads what a checkpoint's files declare about its quantization.
 
-Called by `execution.models.quantized`, which restores the weights, and by `termination`, for the service's status.
-Formats that cannot be restored are named here, as far as their declaration shows it.
+Called by `execution.models.quantized`, which restores the weights, by `execution.models.preview` before weights are
+downloaded, and by `termination`, for the service's status. Formats that cannot be restored are named here, as far as
+their declaration shows it.
 """
 
 import re
@@ -10,8 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conveyor_engine.model_files import QUANTIZATION_FILES, read_object
+from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import MODEL_CARD, QUANTIZATION_FILES, read_object
 
+# The methods whose layouts `execution.models.quantized.layouts` has, and `gguf`, whose files `gguf_weights` reads.
+RESTORED: Final = frozenset(
+    {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "awq", "gptq", "mxfp4", "bitsandbytes", "gguf"}
+)
 _DECLARING_KEYS: Final = ("quantization_config", "compression_config", "quantization")  # in config.json
 _METHODS: Final = {  # names of one method
     "auto_gptq": "gptq",
@@ -26,6 +32,9 @@ _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lac
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
 _BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
+_CARD_CHARACTERS: Final = 16_384  # the front matter is at the beginning
+_REPOSITORY = r"[\w.-]{1,96}/[\w.-]{1,96}"
+_BASE = re.compile(rf"^base_model:[ \t]*(?:\n[ \t]*-[ \t]*)?[\"']?({_REPOSITORY})[\"']?[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,38 @@ class Declared:
     group_size: int = 0
     zero_offset: int = 0
     blocks: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def where(self) -> str:
+        """The format and the file that declares it, for messages."""
+        return f"{self.name} in {self.file}"
+
+
+def check_declared(directory: Path, declared: Declared, *, vllm_serves: bool) -> None:
+    """Reject a checkpoint whose declaration shows that its weights cannot be restored. Raises ModelError."""
+    if declared.problem or declared.method not in RESTORED:
+        raise build_refusal(directory, declared.where, declared.problem, vllm_serves=vllm_serves)
+
+
+def build_refusal(directory: Path, found: str, problem: str, *, vllm_serves: bool) -> ModelError:
+    """Return the error for quantized weights that this engine does not read.
+
+    found: what shows it. problem: the reason, if there is a special one. vllm_serves: whether `runtime: VLLM` has the
+    task.
+    """
+    base = _find_base(directory)
+    instead = f"{base}, which its README names as its base" if base else "the original, unquantized model"
+    return ModelError(
+        f"the checkpoint in {directory} is quantized ({found}) in a way that this engine does not read"
+        + (f": {problem}" if problem else "")
+        + f"; use {instead}"
+        + or_vllm(vllm_serves)
+    )
+
+
+def or_vllm(serves: bool) -> str:
+    """Return the end of an error's sentence, which names vLLM as a way out if it has the task."""
+    return ", or serve it with `runtime: VLLM`" if serves else ""
 
 
 def read_declared(directory: Path) -> Declared | None:
@@ -138,3 +179,15 @@ def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _read_number(settings: Mapping[str, Any], key: str) -> int:
     number = settings.get(key)
     return number if type(number) is int and number > 0 else 0
+
+
+def _find_base(directory: Path) -> str | None:
+    """Return the repository that the front matter of the model card names as `base_model`."""
+    try:
+        with (directory / MODEL_CARD).open(encoding="utf-8", errors="replace") as file:
+            beginning = file.read(_CARD_CHARACTERS)
+    except OSError:
+        return None
+    head, end, _ = beginning.removeprefix("---\n").partition("\n---")
+    found = _BASE.search(head) if beginning.startswith("---\n") and end else None
+    return found[1] if found else None

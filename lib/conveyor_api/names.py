@@ -70,6 +70,7 @@ CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 ENGINE_CONFIG_KEY: Final = "engine.yaml"
 ENGINE_CONFIG_PATH: Final = f"/etc/conveyor/{ENGINE_CONFIG_KEY}"
 ENGINE_ENV_PREFIX: Final = "CONVEYOR_ENGINE_"
+NO_TASK: Final = "none"  # of a fetch for another runtime
 MODELS_PATH: Final = "/models"
 HUB_MODELS_PATH: Final = f"{MODELS_PATH}/hf"
 BUCKET_MODELS_PATH: Final = f"{MODELS_PATH}/s3"

@@ -1,7 +1,8 @@
 """Downloads the files of a model or an adapter from a hub or a bucket into a directory, all of them or none.
 
 Called by `__main__`. First the revision is pinned to a commit. Only files that the engine loads are fetched, never
-pickles or code. Every file is checked against the announced digest. Partial files are resumed after a crash. The
+pickles or code. The weights come last: if the other files show that the engine cannot run the model, it is rejected
+before. Every file is checked against the announced digest. Partial files are resumed after a crash. The
 directory appears by one rename, with a marker in it. A complete directory with a marker for the same URI is never
 fetched again, so a branch that moved needs another target. If the marker was written by an engine that wanted other
 files, missing files of the same commit are added.
@@ -24,6 +25,7 @@ from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ch
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
+from conveyor_engine.fetching.preview import NO_TASK, check_before_weights
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import HubUri, parse_uri
 from conveyor_engine.gguf.files import choose_files as choose_gguf
@@ -56,21 +58,22 @@ _MAX_SHORT_CUTS = 20  # maximum number of successive interruptions of a file, ea
 _log = logging.getLogger(__name__)
 
 
-def fetch(uri: str, target: str, adapter: str = "") -> None:
+def fetch(uri: str, target: str, adapter: str = "", task: str = NO_TASK) -> None:
     """Download the model of `uri` to the directory `target`. If the model is mounted, only check that it is there.
 
     adapter: the name of the LoRA adapter that `uri` contains in place of a model; "" for a model. Errors have it.
+    task: of the engine that will serve the model; `auto`: the one that its files show; NO_TASK: of another runtime.
     Raises StartError.
     """
     try:
-        _fetch(uri, Path(target), is_adapter=bool(adapter))
+        _fetch(uri, Path(target), NO_TASK if adapter else task, is_adapter=bool(adapter))
     except ModelError as error:
         if not adapter:
             raise
         raise ModelError(f"adapter {adapter}: {error}", reason=error.reason) from error
 
 
-def _fetch(uri: str, directory: Path, is_adapter: bool) -> None:
+def _fetch(uri: str, directory: Path, task: str, is_adapter: bool) -> None:
     source = _open_source(uri)
     if source is None and is_adapter:
         check_adapter_directory(uri, directory)
@@ -78,7 +81,7 @@ def _fetch(uri: str, directory: Path, is_adapter: bool) -> None:
         check_model_directory(uri, directory)
     else:
         try:
-            _fetch_once(uri, source, directory, _WANTED_OF_ADAPTER if is_adapter else _WANTED)
+            _fetch_once(uri, source, directory, _WANTED_OF_ADAPTER if is_adapter else _WANTED, task)
         except OSError as error:
             _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
 
@@ -97,7 +100,7 @@ def _open_source(uri: str) -> Source | None:
     return Bucket(*parsed)
 
 
-def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[str]) -> None:
+def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[str], task: str) -> None:
     """Fetch the model unless it is there. If several pods share the volume, one fetches and the others wait for it.
 
     wanted: matches the names of wanted files; `_WANTED` also for the weights that belong to a model.
@@ -116,7 +119,7 @@ def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[st
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
         try:
-            files = _fetch_files(source, model, partial, wanted, _find_file(uri))
+            files = _fetch_files(source, model, partial, wanted, _find_file(uri), task)
         except OSError as error:
             if error.errno in _FULL:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -183,7 +186,7 @@ def _find_file(uri: str) -> str:
 
 
 def _fetch_files(
-    source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str], file: str
+    source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str], file: str, task: str
 ) -> list[RemoteFile]:
     good = {each for each in model.files if _is_good(each, partial / each.name)}
     by_name = {each.name: each for each in model.files}
@@ -196,7 +199,13 @@ def _fetch_files(
     else:
         files = _choose_with_index(source, model, partial, good)
     _remove_other_files(partial, files, good)
-    _fetch_missing(source, model, [each for each in files if each not in good], partial)
+    missing = [each for each in files if each not in good]
+    _check_space(model, missing, partial)
+    weights = [each for each in missing if each.name.endswith(".safetensors")]
+    _fetch_missing(source, model, [each for each in missing if each not in weights], partial)
+    if weights and (partial / "config.json").is_file():
+        check_before_weights(model.title, partial, task)
+    _fetch_missing(source, model, weights, partial)
     return files
 
 
@@ -225,15 +234,20 @@ def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[Re
 
 
 def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], partial: Path) -> None:
-    """Fetch these files. Raises ModelError before the first byte if their missing bytes do not fit on the volume."""
+    """Fetch these files. Raises ModelError before the first byte if they do not fit on the volume."""
+    _check_space(model, files, partial)
+    for number, file in enumerate(files, start=1):
+        _fetch_file(source, model, file, partial)
+        _log.info("event=file_complete file=%s bytes=%d number=%d of=%d", file.name, file.size, number, len(files))
+
+
+def _check_space(model: RemoteModel, files: list[RemoteFile], partial: Path) -> None:
+    """Raise ModelError if the missing bytes of these files do not fit on the volume."""
     unfinished = [partial / _unfinished_name(file) for file in files]
     missing = sum(file.size for file in files) - sum(map(_size, unfinished))
     free = shutil.disk_usage(partial).free
     if missing > free:
         _refuse(f"{model} needs {missing / 2**30:.1f} GiB more, but {partial.parent} has {free / 2**30:.1f} GiB free")
-    for number, file in enumerate(files, start=1):
-        _fetch_file(source, model, file, partial)
-        _log.info("event=file_complete file=%s bytes=%d number=%d of=%d", file.name, file.size, number, len(files))
 
 
 def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[RemoteFile]:

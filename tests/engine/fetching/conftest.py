@@ -11,6 +11,7 @@ from tests.engine.fetching.buckets import Server, running_server, set_keys
 from tests.engine.fetching.hubs import Fetch, running_hub, write_repository
 
 from conveyor_engine.fetching.fetch import fetch
+from conveyor_engine.fetching.preview import NO_TASK
 from e2e.hub.server import Hub
 
 
@@ -30,12 +31,15 @@ def hub(root: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def fetch_from(monkeypatch: pytest.MonkeyPatch) -> Fetch:
-    """A function that runs `fetch` in this process, from this hub and with this token."""
+    """A function that runs `fetch` in this process, from this hub and with this token.
 
-    def run(hub_url: str, uri: str, target: Path, token: str = "", adapter: str = "") -> None:
+    Most repositories of these tests are no models, so they are for no task.
+    """
+
+    def run(hub_url: str, uri: str, target: Path, token: str = "", adapter: str = "", task: str = NO_TASK) -> None:
         monkeypatch.setenv("HF_ENDPOINT", hub_url)
         monkeypatch.setenv("HF_TOKEN", token)
-        fetch(uri, str(target), adapter)
+        fetch(uri, str(target), adapter, task)
 
     return run
 

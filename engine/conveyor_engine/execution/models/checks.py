@@ -1,21 +1,23 @@
 """Rejects models that this engine cannot run, with a reason, before the first request.
 
 Many models load and run here but give wrong answers, because they need something that our attention or the packed
-batch does not provide. All checks raise ModelError. Also turns errors of transformers into ModelErrors.
+batch does not provide. All checks raise ModelError. Also turns errors of transformers into ModelErrors. `preview` runs
+a part of the checks where there is no torch.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
+from transformers.utils import is_torch_available
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models import alone
 from conveyor_engine.execution.models.kinds import ModelKind
-from conveyor_engine.execution.models.rope import CHANGING
+from conveyor_protocol.failure_reasons import FailureReason
 
 # The errors that transformers raises for an invalid config.json or invalid weights. Errors of the device have the same
 # types, so each handler around work on the device first passes the error to `raise_if_of_device`.
@@ -24,6 +26,8 @@ TRANSFORMERS_ERRORS = (
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
 Result = TypeVar("Result")
+# Types of RoPE whose frequencies depend on the longest text of a batch. See `rope`.
+CHANGING: Final = frozenset({"dynamic", "longrope"})
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Layers that keep a state for each row, alone or beside attention, and layers that keep nothing.
 _OTHER_LAYER_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid", "mlp", "moe"})
@@ -39,12 +43,15 @@ def raise_if_of_device(error: Exception) -> None:
 
     Without this check, running out of memory would be reported as an unsupported model.
     """
-    if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+    is_of_accelerator = any(each.__name__ == "AcceleratorError" for each in type(error).__mro__)  # torch's
+    if is_of_accelerator or is_out_of_memory(error) or "CUDA error" in str(error):
         raise error
 
 
 def run_once(problem: str, run: Callable[[], Result]) -> Result:
     """Run the model as a trial. Raises ModelError, which begins with `problem`, if its parts do not fit each other."""
+    import torch
+
     try:
         with torch.inference_mode():
             return run()
@@ -53,14 +60,35 @@ def run_once(problem: str, run: Callable[[], Result]) -> Result:
         raise ModelError(f"{problem}: {on_one_line(error)}") from error
 
 
+def read_config(directory: Path, kind: ModelKind) -> PretrainedConfig:
+    """Return the configuration of a model that `check_config` accepts. Raises ModelError."""
+    if not (directory / "config.json").is_file():
+        message = f"{directory} is not a model directory: it has no config.json"
+        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"{directory}/config.json cannot be used: {on_one_line(error)}") from error
+    check_config(config, kind)
+    return config
+
+
 def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
-    """Reject models that cannot run according to their configuration. Raises ModelError."""
+    """Reject models that cannot run according to their configuration. Raises ModelError.
+
+    Without torch, transformers does not load the model's class, so the class is not checked.
+    """
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False) and not model_kind.encodes_and_decodes:
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
-    model_class = _model_class(config, model_kind)
+    found = model_kind.of(config)
+    if found is None:
+        only = f"this engine runs only those to {model_kind.task}"
+        raise ModelError(f"{kind} has no {model_kind.name} in transformers; {only}{or_vllm(model_kind)}")
     if model_kind.own_attention:
-        _check_attention(config, model_class, model_kind)
+        if is_torch_available():
+            _check_class(found.classes[type(config)], model_kind)
+        _check_attention(config, model_kind)
 
 
 def or_vllm(kind: ModelKind) -> str:
@@ -68,15 +96,18 @@ def or_vllm(kind: ModelKind) -> str:
     return "; serve it with `runtime: VLLM`" if kind.task == "generate" else ""
 
 
-def _check_attention(config: PretrainedConfig, model_class: Any, model_kind: ModelKind) -> None:
-    kind, way_out = config.model_type, or_vllm(model_kind)
+def _check_class(model_class: Any, model_kind: ModelKind) -> None:
     if not model_class._can_set_attn_implementation():
         if model_kind.task != "generate" and alone.is_encoder(config):
             return
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
-            + way_out
+            + or_vllm(model_kind)
         )
+
+
+def _check_attention(config: PretrainedConfig, model_kind: ModelKind) -> None:
+    kind, way_out = config.model_type, or_vllm(model_kind)
     text = config.get_text_config()
     layer_types = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(layer_types - _LAYER_TYPES - _OTHER_LAYER_TYPES):
@@ -88,14 +119,6 @@ def _check_attention(config: PretrainedConfig, model_class: Any, model_kind: Mod
             f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"
             + way_out
         )
-
-
-def _model_class(config: PretrainedConfig, kind: ModelKind) -> Any:
-    found = kind.of(config)
-    if found is not None:
-        return found.classes[type(config)]
-    only = f"this engine runs only those to {kind.task}"
-    raise ModelError(f"{config.model_type} has no {kind.name} in transformers; {only}{or_vllm(kind)}")
 
 
 def _has_several_ropes(config: PretrainedConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from transformers import (
@@ -27,6 +28,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
 )
+
+from conveyor_engine.model_files import has_vision, read_architectures
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +98,19 @@ SPEECH: Final = ModelKind(
     own_attention=False,
     encodes_and_decodes=True,
 )
+_OF_TASKS: Final = {
+    "generate": CAUSAL_LM, "embed": TEXT_ENCODER, "rerank": CROSS_ENCODER, "classify": SEQUENCE_CLASSIFIER,
+    "imageclassify": IMAGE_CLASSIFIER, "transcribe": SPEECH,
+}  # fmt: skip
+
+
+def find_kind(task: str, directory: Path) -> ModelKind | None:
+    """Return the kind of a task's model in `directory`; None if the task does not load it as one class of transformers.
+
+    Raises ModelError.
+    """
+    if task == "embed" and has_vision(directory):
+        return DUAL_ENCODER
+    if task == "classify" and any(name.endswith("ForTokenClassification") for name in read_architectures(directory)):
+        return TOKEN_CLASSIFIER
+    return _OF_TASKS.get(task)

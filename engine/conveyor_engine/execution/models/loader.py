@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
@@ -22,20 +22,11 @@ from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.execution.models.quantized.reading import Restoring
 from conveyor_engine.execution.models.towers import put_back, take_towers
-from conveyor_protocol.failure_reasons import FailureReason
 
 
 def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
     """Return the configuration of the model in directory `path`. Raises ModelError, also for other kinds of models."""
-    directory = Path(path)
-    if not (directory / "config.json").is_file():
-        message = f"{path} is not a model directory: it has no config.json"
-        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except checks.TRANSFORMERS_ERRORS as error:
-        raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
-    checks.check_config(config, kind)
+    config = checks.read_config(Path(path), kind)
     _checkpoint(path, config, kind).check_stored()
     for each in (config, config.get_text_config()):
         if hasattr(each, "quantization_config"):  # transformers would restore the weights itself, not all of them right

@@ -5,13 +5,11 @@ would change while other texts have keys in the cache. Like vLLM, the engine use
 `max_model_len` tokens throughout.
 """
 
-from typing import Final
-
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-CHANGING: Final = frozenset({"dynamic", "longrope"})
+from conveyor_engine.execution.models.checks import CHANGING
 
 
 def fix_frequencies(model: PreTrainedModel, max_model_len: int) -> None:

@@ -15,12 +15,11 @@ from transformers import PretrainedConfig
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.models.classifier_files import describe_classifier, describe_cross_encoder
 from conveyor_engine.execution.models.head import split_head
-from conveyor_engine.execution.models.kinds import CROSS_ENCODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, ModelKind
+from conveyor_engine.execution.models.kinds import CROSS_ENCODER, TOKEN_CLASSIFIER, ModelKind, find_kind
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
 from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.model_files import read_architectures
 from conveyor_engine.wire.classification import ClassifierFacts
 from conveyor_engine.wire.step import AdmittedRow
 
@@ -78,8 +77,9 @@ def build_cross_encoder(config: EngineConfig, placement: Placement, progress: Pr
 
 def build_classifier(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:
     """Build the runner of a model that classifies texts or their tokens, as the class in its config.json says."""
-    per_token = any(name.endswith("ForTokenClassification") for name in read_architectures(Path(config.model)))
-    return ClassifyRunner(config, placement, progress, TOKEN_CLASSIFIER if per_token else SEQUENCE_CLASSIFIER)
+    kind = find_kind("classify", Path(config.model))
+    assert kind is not None, "the task has kinds"
+    return ClassifyRunner(config, placement, progress, kind)
 
 
 def _describe(kind: ModelKind, directory: Path, config: PretrainedConfig) -> ClassifierFacts:

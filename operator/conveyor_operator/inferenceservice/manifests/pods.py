@@ -96,11 +96,18 @@ def _fetch_container(
         "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # a fetch needs Conveyor's image
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "conveyor_engine", "fetch", "--uri", fetched.uri, "--target", target],
-        "env": build_environment(select_for_fetch(spec), build_credentials(spec, fetched), _FETCH_VARIABLES),
+        "env": build_environment(select_for_fetch(spec), _build_fetch_variables(spec, fetched), _FETCH_VARIABLES),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [mount, _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(spec),
     }
+
+
+def _build_fetch_variables(spec: InferenceServiceSpec, fetched: Model | Adapter) -> list[Object]:
+    """Return the credentials, and the task that the fetch cannot find out, or that Conveyor's engine has no part in."""
+    task = names.NO_TASK if spec.runtime == "VLLM" else (spec.task or "").lower()
+    named = [{"name": f"{names.ENGINE_ENV_PREFIX}TASK", "value": task}] if task and isinstance(fetched, Model) else []
+    return [*named, *build_credentials(spec, fetched)]
 
 
 def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> Object:

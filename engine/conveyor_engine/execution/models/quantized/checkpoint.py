@@ -17,11 +17,9 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models.quantized.gguf_weights import plan_gguf
-from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
 from conveyor_engine.execution.models.quantized.reading import Restoring, plan_layouts
 from conveyor_engine.execution.models.quantized.stored import StoredTensor, read_stored
-from conveyor_engine.model_files import MODEL_CARD
-from conveyor_engine.quantization import read_declared
+from conveyor_engine.quantization import build_refusal, check_declared, or_vllm, read_declared
 
 GGUF: Final = "gguf"  # the method that `conveyor_engine.gguf.config` declares
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})  # names of number types in safetensors
@@ -32,9 +30,6 @@ _QUANTIZED = re.compile(
     r"|(?:\w+_)?(?:zero_point|blocks|zeros)|(?:(?:weight|input|output|activation|act|[qkv]|\w+_proj)_)?scales?(?:_inv|_2)?"
     r"|codebooks|codes|trellis|bitsandbytes__\w+"
 )
-_CARD_CHARACTERS: Final = 16_384  # the front matter is at the beginning
-_REPOSITORY = r"[\w.-]{1,96}/[\w.-]{1,96}"
-_BASE = re.compile(rf"^base_model:[ \t]*(?:\n[ \t]*-[ \t]*)?[\"']?({_REPOSITORY})[\"']?[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +44,9 @@ class Checkpoint:
     def check_stored(self) -> None:
         """Reject a checkpoint by its files or by the headers of its weights. Raises ModelError."""
         if (declared := read_declared(self.directory)) is not None:
-            problem = declared.problem if self.restores else "the pipeline needs unquantized weights"
-            if problem or declared.method not in (*LAYOUTS, GGUF):
-                raise self._refuse(f"{declared.name} in {declared.file}", problem)
+            if not self.restores:
+                raise self._refuse(declared.where, "the pipeline needs unquantized weights")
+            check_declared(self.directory, declared, vllm_serves=self.vllm_serves)
             return
         for tensor in read_stored(self.directory, self.weights):
             last = tensor.name.rpartition(".")[2]
@@ -97,36 +92,14 @@ class Checkpoint:
             elif module and not modules.isdisjoint(_name_alike(module, model)):
                 raise ModelError(
                     f"the checkpoint in {self.directory} has {key}, which {type(model).__name__} leaves out, so its "
-                    "answers would be wrong: use weights that fit config.json" + self._or_vllm()
+                    "answers would be wrong: use weights that fit config.json" + or_vllm(self.vllm_serves)
                 )
 
     def _refuse(self, found: str, problem: str = "") -> ModelError:
-        base = _find_base(self.directory)
-        instead = f"{base}, which its README names as its base" if base else "the original, unquantized model"
-        return ModelError(
-            f"the checkpoint in {self.directory} is quantized ({found}) in a way that this engine does not read"
-            + (f": {problem}" if problem else "")
-            + f"; use {instead}"
-            + self._or_vllm()
-        )
-
-    def _or_vllm(self) -> str:
-        return ", or serve it with `runtime: VLLM`" if self.vllm_serves else ""
+        return build_refusal(self.directory, found, problem, vllm_serves=self.vllm_serves)
 
 
 def _name_alike(name: str, model: nn.Module) -> set[str]:
     """Return the names that a tensor or module of the checkpoint may have in the model, with another head or none."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     return {name, name.removeprefix(prefix), prefix + name}
-
-
-def _find_base(directory: Path) -> str | None:
-    """Return the repository that the front matter of the model card names as `base_model`."""
-    try:
-        with (directory / MODEL_CARD).open(encoding="utf-8", errors="replace") as file:
-            beginning = file.read(_CARD_CHARACTERS)
-    except OSError:
-        return None
-    head, end, _ = beginning.removeprefix("---\n").partition("\n---")
-    found = _BASE.search(head) if beginning.startswith("---\n") and end else None
-    return found[1] if found else None
