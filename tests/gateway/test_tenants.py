@@ -128,6 +128,27 @@ async def test_streams_of_two_services_end_when_another_tenant_needs_their_place
             assert each.endswith(b"0\r\n\r\n"), "the stream ends properly, and then the connection"
 
 
+async def test_files_of_one_tenant_leave_memory_for_those_of_another(
+    tenants: Tenants, http: aiohttp.ClientSession
+) -> None:
+    """One namespace gets at most seven eighths of the bytes. Bodies of its own that find no room get 503."""
+    size_bytes = MAX_HELD_BYTES // 8
+    await asyncio.to_thread(tenants.attacker.apply_service, "one")
+    await tenants.stack.wait(lambda: tenants.gateway.demand(f"{tenants.attacker.namespace}/one") is not None)
+    for _ in range(12):
+        await tenants.connect(f"POST /{tenants.attacker.namespace}/one/v1/completions")
+        tenants.write(f"Content-Length: {size_bytes}\r\n\r\n".encode() + b"x" * (size_bytes - 1))
+
+    def held() -> float:
+        return tenants.gateway.metric("conveyor_gateway_held_body_bytes")
+
+    await tenants.stack.wait(lambda: held() > MAX_HELD_BYTES // 2)
+    for _ in range(10):
+        async with http.post(tenants.stack.completions, data=b"x" * size_bytes) as answer:
+            assert answer.status == 200
+        assert await asyncio.to_thread(held) <= MAX_HELD_BYTES
+
+
 async def never(request: web.Request) -> web.StreamResponse:
     await asyncio.sleep(3600)
     raise AssertionError

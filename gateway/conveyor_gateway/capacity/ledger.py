@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from conveyor_gateway.capacity.parts import Owner, Parts
+from conveyor_gateway.capacity.turns import Turns
 from conveyor_gateway.errors import Code, GatewayError
 
 MAX_EVICTIONS: Final = 16  # to make room for one request or one piece of a body; more would block the event loop
@@ -31,6 +32,7 @@ class Ledger:
     def __init__(self, max_bytes: int, max_requests: int = 1_000_000) -> None:
         self.bytes = Parts["Hold"](max_bytes)
         self.requests = Parts["Hold"](max_requests)
+        self.turns = Turns()
 
     def hold(self, owner: Owner, evict: Evict) -> "Hold":
         """Hold one request for `owner` until the end of the `with` block. Raises GatewayError.
@@ -71,6 +73,10 @@ class Hold:
 
     def __exit__(self, *_: object) -> None:
         self.change(-self.size_bytes, -self.num_requests)
+
+    async def wait_turn(self) -> None:
+        """Return in a turn of the event loop in which the owner may do work."""
+        await self._ledger.turns.wait(self.owner.namespace or self.owner.client)
 
     def check(self) -> None:
         """Check that this is the hold of a request or query, before it waits for an engine."""

@@ -63,8 +63,13 @@ class PublicApp:
     async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
             raise GatewayError("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
-        route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         client = self.clients.find(request)
+        try:
+            route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
+        except GatewayError:
+            await self.ledger.turns.wait(client.id)
+            raise
+        await self.ledger.turns.wait(route.service.partition("/")[0] if route.service else client.id)
         if route.kind is EndpointKind.ENGINE:
             return await self.open_requests.handle(request, route, client)
         answer = await self._send_page(request, route, client)

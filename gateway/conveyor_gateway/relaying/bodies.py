@@ -45,10 +45,12 @@ class BodyReader:
             raise _too_large(max_bytes)
         gunzip = _find_gunzip(request.headers.get("Content-Encoding"))
         _send_continue(request)
-        # Most bodies arrive with their headers and need no timer.
-        receive = self._receive if request.content.is_eof() else self._receive_in_time
         try:
-            return await receive(request.content, hold, max_bytes, gunzip)
+            if request.content.is_eof():  # most bodies arrive with their headers, and need no timer
+                return await self._receive(request.content, hold, max_bytes, gunzip)
+            body = await self._receive_in_time(request.content, hold, max_bytes, gunzip)
+            await hold.wait_turn()
+            return body
         except (RequestPayloadError, BadGzip) as error:
             raise GatewayError(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
 

@@ -23,6 +23,7 @@ OF_TENANT = ("one", "two")
 ATTACKER = "127.0.0.2"  # the address of attacking clients only
 SECOND_ATTACKER = "127.0.0.3"
 AGAIN_SECONDS = 4.0
+NUM_FLOODING = 300  # connections
 BATCH_SECONDS = 0.02
 
 
@@ -232,6 +233,21 @@ async def at_rate(stage: Stage, count: int, send: Callable[[int], Coroutine[Any,
         await asyncio.gather(*(send(number) for number in range(start, min(count, start + size))))
 
 
+async def floods(stage: Stage) -> None:
+    """Send requests on many connections, each as soon as the answer to the one before has arrived."""
+    sent = f"GET /{TENANT}/{OF_TENANT[0]}/v1/models HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+    async def go_on(client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while await loop.sock_recv(client, 1 << 16):
+                await loop.sock_sendall(client, sent)
+
+    for _ in range(NUM_FLOODING):
+        client = await stage.connect(stage.gateway.port, sent)
+        stage.clients.callback(asyncio.create_task(go_on(client)).cancel)
+
+
 async def streams_of_two_services(stage: Stage) -> None:
     """Open as many streams as there may be requests, of two services of one tenant, which send an event each 20 s."""
 
@@ -273,6 +289,7 @@ COMPARED: dict[str, Attack] = {
         forms,
         prefixes,
         chunks,
+        floods,
         streams_of_two_services,
         documents_of_silent_engines,
         pages_of_a_silent_service,
