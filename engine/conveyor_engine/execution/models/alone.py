@@ -10,17 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+from transformers import PreTrainedModel
 
 from conveyor_engine.execution.transfer import to_device
 
 _SCORES_MAX: Final = 1 << 21  # of one head in one batch: 8 sequences of 512 tokens
-
-
-def is_encoder(config: PretrainedConfig) -> bool:
-    """Return whether the model's tokens attend to both sides."""
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
 
 
 def find_first_position(model: PreTrainedModel) -> int:

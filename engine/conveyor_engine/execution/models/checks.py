@@ -15,8 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import is_torch_available
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
-from conveyor_engine.execution.models import alone
-from conveyor_engine.execution.models.kinds import ModelKind
+from conveyor_engine.execution.models.kinds import ModelKind, is_encoder
 from conveyor_protocol.failure_reasons import FailureReason
 
 # The errors that transformers raises for an invalid config.json or invalid weights. Errors of the device have the same
@@ -86,8 +85,8 @@ def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
         only = f"this engine runs only those to {model_kind.task}"
         raise ModelError(f"{kind} has no {model_kind.name} in transformers; {only}{or_vllm(model_kind)}")
     if model_kind.own_attention:
-        if is_torch_available():
-            _check_class(found.classes[type(config)], model_kind)
+        if is_torch_available() and not _uses_interface(found.classes[type(config)], config, model_kind):
+            return
         _check_attention(config, model_kind)
 
 
@@ -96,14 +95,16 @@ def or_vllm(kind: ModelKind) -> str:
     return "; serve it with `runtime: VLLM`" if kind.task == "generate" else ""
 
 
-def _check_class(model_class: Any, model_kind: ModelKind) -> None:
-    if not model_class._can_set_attn_implementation():
-        if model_kind.task != "generate" and alone.is_encoder(config):
-            return
-        raise ModelError(
-            f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
-            + or_vllm(model_kind)
-        )
+def _uses_interface(model_class: Any, config: PretrainedConfig, model_kind: ModelKind) -> bool:
+    """Return whether the class calls our attention. Otherwise only `alone` can run it, and only encoders."""
+    if model_class._can_set_attn_implementation():
+        return True
+    if model_kind.task != "generate" and is_encoder(config):
+        return False
+    raise ModelError(
+        f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
+        + or_vllm(model_kind)
+    )
 
 
 def _check_attention(config: PretrainedConfig, model_kind: ModelKind) -> None:

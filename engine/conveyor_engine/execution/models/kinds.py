@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
@@ -102,6 +103,11 @@ _OF_TASKS: Final = {
     "generate": CAUSAL_LM, "embed": TEXT_ENCODER, "rerank": CROSS_ENCODER, "classify": SEQUENCE_CLASSIFIER,
     "imageclassify": IMAGE_CLASSIFIER, "transcribe": SPEECH,
 }  # fmt: skip
+
+
+def is_encoder(config: PretrainedConfig) -> bool:
+    """Return whether the model's tokens attend to both sides."""
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
 
 
 def find_kind(task: str, directory: Path) -> ModelKind | None:
