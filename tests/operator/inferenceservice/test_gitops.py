@@ -108,7 +108,7 @@ STATES = [
     State("the image of its only pod is gone", build(judge(LOST, FAILED)), "Failed", "Degraded"),
     State("one of three engines lost", build(judge(TWO_OF_THREE, READY, KILLED, endpoints=2)), "Current", "Healthy"),
     State("scaling from 1 to 3", build(SCALING), "Current", "Healthy"),
-    State("a rollout, the old engine answers", build(judge(ROLLING, LOADING, endpoints=1)), "InProgress", "Progressing"),
+    State("a rollout, the old one answers", build(judge(ROLLING, LOADING, endpoints=1)), "InProgress", "Progressing"),
     State("a failed rollout, the old engine answers", build(judge(ROLLING, FAILED, endpoints=1)), "Failed", "Degraded"),
     State("former pods restored", judge_further(READY, rolled_back=RESTORED), "Failed", "Degraded"),
     State("replicas: 0", build(judge(make_deployment(0), replicas=0)), "Current", "Suspended", {"replicas": 0}),
