@@ -102,6 +102,61 @@ FAMILIES: Final[dict[str, Family]] = {
         {"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
         around=_VISION,
     ),
+    "qwen3_5_moe": Family(
+        "<|image_pad|>",
+        {
+            "text_config": _TEXT
+            | _GATED_DELTA
+            | {
+                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                "shared_expert_intermediate_size": 32,
+            },
+            "vision_config": _QWEN_TOWER | {"patch_size": 16, "num_position_embeddings": 16},
+        },
+        {"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
+        around=_VISION,
+    ),
+    "gemma4": Family(
+        "<|image|>",
+        {
+            "text_config": _TEXT
+            | {
+                "head_dim": 16, "global_head_dim": 32, "sliding_window": 7, "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": VOCABULARY, "num_global_key_value_heads": 1,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            },
+            "vision_config": _SIZES | {
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+                "patch_size": 16, "position_embedding_size": 64,
+            },
+            "audio_config": None,
+        },
+        {},
+        {
+            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<|image|>",
+            "audio_token": "<video>", "boa_token": "<img>", "eoa_token": "</img>",
+        },
+        processor={"image_seq_length": 9},
+    ),
+    "glm_ocr": Family(
+        "<|image|>",
+        {
+            "text_config": _TEXT | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2]}},
+            "vision_config": _QWEN_TOWER | {"image_size": 56, "out_hidden_size": 48},
+        },
+        {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+        around=("<|begin_of_image|>", "<|end_of_image|>"),
+    ),
+    "paddleocr_vl": Family(
+        "<|IMAGE_PLACEHOLDER|>",
+        {
+            "text_config": _TEXT | {"head_dim": 12, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2]}},
+            "vision_config": _TOWER,
+        },
+        {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+        tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+        around=("<|IMAGE_START|>", "<|IMAGE_END|>"),
+    ),
     "llava": Family(
         "<image>",
         {"text_config": _TEXT | {"model_type": "llama"}, "vision_config": _TOWER | {"model_type": "clip_vision_model"}},
@@ -213,8 +268,11 @@ def _save_processor(kind: str, family: Family, directory: Path) -> None:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    name = IMAGE_PROCESSOR_MAPPING_NAMES[kind]["pil"]
-    processor: Any = getattr(transformers, name)(size=family.size)
+    like = "glm46v" if kind == "glm_ocr" else kind
+    name = IMAGE_PROCESSOR_MAPPING_NAMES[like]["pil"]
+    processor: Any = getattr(transformers, name)(**({"size": family.size} if family.size else {}))
+    if kind == "gemma4":
+        processor.max_soft_tokens = 70
     if kind == "internvl":
         processor.crop_to_patches, processor.max_patches = True, 3
     if kind in ("idefics3", "smolvlm"):
@@ -226,10 +284,10 @@ def _save_processor(kind: str, family: Family, directory: Path) -> None:
         )
     if kind == "llava":
         processor.crop_size = {"height": 56, "width": 56}
-    if kind in ("qwen3_vl", "qwen3_5"):
+    if kind.startswith("qwen3"):
         processor.patch_size = 16
     processor.save_pretrained(directory)
-    settings = family.processor | {"processor_class": PROCESSOR_MAPPING_NAMES[kind]}
+    settings = family.processor | {"processor_class": PROCESSOR_MAPPING_NAMES[like]}
     (directory / "processor_config.json").write_text(json.dumps(settings))
 
 

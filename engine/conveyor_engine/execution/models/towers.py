@@ -22,9 +22,10 @@ def take_towers(model: PreTrainedModel) -> list[Tower]:
     """Take out every model within the model that neither contains its text decoder nor is a part of it."""
     decoder = model.get_decoder()
     kept = {*decoder.modules(), *(part for part in model.modules() if decoder in part.modules())}
-    taken = []
+    taken: list[Tower] = []
     for path, part in list(model.named_modules()):
-        if isinstance(part, PreTrainedModel) and part not in kept:
+        is_within = bool(taken) and path.startswith(f"{taken[-1].path}.")
+        if isinstance(part, PreTrainedModel) and part not in kept and not is_within:
             _set(model, path, None)
             taken.append(Tower(path, part))
     return taken

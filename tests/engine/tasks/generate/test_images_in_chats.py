@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,18 @@ def test_anthropic_s_client_sends_images_and_counts_their_tokens(seeing: Seeing)
     assert answer.content[0].type == "text"
     assert (answer.content[0].text, answer.usage.input_tokens) == (text, number)
     assert seeing.anthropic.messages.count_tokens(model="tiny", messages=messages).input_tokens == number
+
+
+def test_the_page_s_request_is_answered(
+    seeing: Seeing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/images-in-chats.md").read_text(), re.DOTALL)
+    IMAGES[0].save(tmp_path / "receipt.png")
+    monkeypatch.chdir(tmp_path)
+    own = block.replace("http://127.0.0.1:8000", seeing.server.url).replace('model="qwen"', 'model="tiny", max_tokens=3')
+    exec(own.replace("client = ", "client = closing = "), found := {"__name__": "page"})
+    found["closing"].close()
+    assert capsys.readouterr().out
 
 
 def test_a_tool_s_result_may_be_an_image(seeing: Seeing) -> None:
