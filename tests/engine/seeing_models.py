@@ -150,7 +150,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "paddleocr_vl": Family(
         "<|IMAGE_PLACEHOLDER|>",
         {
-            "text_config": _TEXT | {"head_dim": 12, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2]}},
+            "text_config": _TEXT | _ROPE | {"head_dim": 12},
             "vision_config": _TOWER,
         },
         {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},

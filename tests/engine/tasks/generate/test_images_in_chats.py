@@ -16,6 +16,8 @@ from tests.engine.processes import EngineServer
 from tests.engine.seeing_models import make_image, save_seeing_model
 from transformers import AutoImageProcessor, AutoTokenizer, LlavaProcessor
 
+from e2e.cluster.paths import REPOSITORY
+
 KIND = "llava"
 MAX_TOKENS = 6
 QUESTION = "What is this?"
@@ -140,9 +142,9 @@ def test_the_page_s_request_is_answered(
     (block,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/images-in-chats.md").read_text(), re.DOTALL)
     IMAGES[0].save(tmp_path / "receipt.png")
     monkeypatch.chdir(tmp_path)
-    own = block.replace("http://127.0.0.1:8000", seeing.server.url).replace('model="qwen"', 'model="tiny", max_tokens=3')
-    exec(own.replace("client = ", "client = closing = "), found := {"__name__": "page"})
-    found["closing"].close()
+    own = block.replace("http://127.0.0.1:8000", seeing.server.url)
+    exec(own.replace('model="qwen"', 'model="tiny", max_tokens=3'), found := {"__name__": "page"})
+    found["client"].close()
     assert capsys.readouterr().out
 
 
