@@ -32,7 +32,7 @@ _AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16")
 _X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512BF16, "amx": _AMX}
 # Sets that old compilers (GCC before 10 and 11) or assemblers lack, each with an instruction to test for the set.
 _OPTIONAL = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tilerelease"}
-_KERNELS = ("attention", "elementwise", "linear", "sample")
+_KERNELS = ("attention", "elementwise", "linear", "sample", "states")
 _OWN_KERNELS = {"amx": ("linear",)}  # for its other kernels, amx uses those of avx512bf16
 _ONCE = ("dispatch", "layer")  # compiled once, for all instruction sets
 

@@ -58,8 +58,13 @@ class States:
 
     @classmethod
     def allocate(cls, shapes: Shapes, num_rows: int, device: torch.device) -> "States":
-        """Allocate the pools, filled with zeros."""
-        return cls({key: torch.zeros((num_rows, *s.shape), dtype=s.dtype, device=device) for key, s in shapes.items()})
+        """Allocate the pools, filled with zeros. The channels of convolutions lie side by side."""
+        pools = {}
+        for key, state in shapes.items():
+            shape = (num_rows, *(reversed(state.shape) if key.kind == "conv" else state.shape))
+            pool = torch.zeros(shape, dtype=state.dtype, device=device)
+            pools[key] = pool.transpose(1, 2) if key.kind == "conv" else pool
+        return cls(pools)
 
 
 class _CacheMethods:

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 10
+#define CV_ABI_VERSION 11
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -151,6 +151,70 @@ typedef struct {
     float greedy_below, below_one;
 } cv_sample;
 
+/* The sequences of a step, packed one after another, in a layer that keeps a state for each row.
+ *   query_start [num_seqs + 1], rows [num_seqs] (where a sequence's state is), fresh [num_seqs] (1: it begins with zeros)
+ * The sizes below are multiples of 16, those of heads and states at most 512. */
+typedef struct {
+    const int32_t *query_start;
+    const int64_t *rows;
+    const uint8_t *fresh;
+    int64_t num_seqs;
+} cv_state_rows;
+
+/* y[tokens, channels] = after * act(bias + the causal convolution of x * before), act SiLU or none.
+ *   x, before, after [tokens, channels] with x_stride; before, after and bias may be null
+ *   weight [taps, channels], at most 8 taps; state [row, taps, channels], the last inputs */
+typedef struct {
+    cv_state_rows rows;
+    const void *x, *before, *after;
+    const float *weight, *bias;
+    void *state, *y;
+    int64_t channels, taps, x_stride;
+    int32_t dtype, silu;
+} cv_conv;
+
+/* The gated delta rule, y [tokens, value_heads, value_dim]; queries and keys get the norm 1.
+ *   qkv [tokens, qkv_stride]: queries and keys of key_heads * key_dim, values of value_heads * value_dim
+ *   a, b [tokens, value_heads]: the state is multiplied by exp(decay * softplus(a + dt_bias)); a token counts
+ *   beta_scale * sigmoid(b)
+ *   state [row, value_heads, key_dim, value_dim] */
+typedef struct {
+    cv_state_rows rows;
+    const void *qkv, *a, *b;
+    const float *decay, *dt_bias;
+    float *state;
+    void *y;
+    int64_t qkv_stride, a_stride, b_stride, key_heads, value_heads, key_dim, value_dim;
+    int32_t dtype;
+    float beta_scale;
+} cv_delta;
+
+/* Mamba-2, y [tokens, heads, head_dim].
+ *   xbc [tokens, xbc_stride]: values of heads * head_dim, B and C of groups * size; dt [tokens, heads]
+ *   decay, direct, dt_bias [heads]; state [row, heads, head_dim, size]
+ *   step_min, step_max bound softplus(dt + dt_bias), but not that of a single token which goes on, as in transformers */
+typedef struct {
+    cv_state_rows rows;
+    const void *xbc, *dt;
+    const float *decay, *direct, *dt_bias;
+    float *state;
+    void *y;
+    int64_t xbc_stride, dt_stride, heads, head_dim, groups, size;
+    int32_t dtype;
+    float step_min, step_max;
+} cv_ssd;
+
+/* y[tokens, groups, size] = the RMS norm of each group of x, times SiLU(gate) after the norm (norm_first) or before.
+ *   gate [tokens, groups * size] with gate_stride; weight [size] of all groups (weight_stride 0) or [groups, size] */
+typedef struct {
+    const void *x, *gate;
+    const float *weight;
+    void *y;
+    int64_t tokens, groups, size, gate_stride, weight_stride;
+    int32_t dtype, norm_first;
+    float eps;
+} cv_gated_norm;
+
 /* A decoder layer up to attention, and from there; each takes what the one before it gives. columns is null in a step
  * without adapters; a product that no adapter changes has none. */
 typedef struct {
@@ -214,6 +278,10 @@ CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
 CV_EXPORT void cv_run_rope(const cv_rope *);
 CV_EXPORT void cv_run_sample(const cv_sample *);
 CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
+CV_EXPORT void cv_run_conv(const cv_conv *);
+CV_EXPORT void cv_run_delta(const cv_delta *);
+CV_EXPORT void cv_run_ssd(const cv_ssd *);
+CV_EXPORT void cv_run_gated_norm(const cv_gated_norm *);
 CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
 CV_EXPORT void cv_run_after_attention(const cv_after_attention *);
 CV_EXPORT void cv_run_layers(const cv_layers *);

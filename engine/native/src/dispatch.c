@@ -96,6 +96,10 @@ int32_t cv_use_isa(const char *name) {
 void cv_run_attention(const cv_attention *c) { cv_kernels_in_use()->attention(c); }
 void cv_run_kv_write(const cv_kv_write *c) { cv_kernels_in_use()->kv_write(c); }
 void cv_run_linear(const cv_linear *c) { cv_kernels_in_use()->linear(c); }
+void cv_run_conv(const cv_conv *c) { cv_kernels_in_use()->conv(c); }
+void cv_run_delta(const cv_delta *c) { cv_kernels_in_use()->delta(c); }
+void cv_run_ssd(const cv_ssd *c) { cv_kernels_in_use()->ssd(c); }
+void cv_run_gated_norm(const cv_gated_norm *c) { cv_kernels_in_use()->gated_norm(c); }
 void cv_run_rms_norm(const cv_rms_norm *c) { cv_kernels_in_use()->rms_norm(c); }
 void cv_run_rope(const cv_rope *c) { cv_kernels_in_use()->rope(c); }
 void cv_run_sample(const cv_sample *c) { cv_kernels_in_use()->sample(c); }

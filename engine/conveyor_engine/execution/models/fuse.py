@@ -14,12 +14,14 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.recognise import attention_of, is_hooked, layer_of, linear_of, mlp_of, norm_of
+from conveyor_engine.execution.models.state_mixers import mixer_of
 from conveyor_engine.execution.models.trial import Calls, observe_calls
 
 Kinds = tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...]
 _KINDS: Kinds = (  # the largest first
     ("layers", layer_of),
     ("attentions", attention_of),
+    ("mixers", lambda part, _: mixer_of(part)),
     ("mlps", lambda part, _: mlp_of(part)),
     ("norms", lambda part, _: norm_of(part)),
     ("linears", lambda part, _: linear_of(part)),

@@ -49,9 +49,8 @@ class MixerForward:
             probe = paged.states if isinstance(paged, Probe) else None
             return self._forward(hidden_states, **{self._cache: probe}, **kept)
         assert paged.states is not None
-        assert paged.token_rows is not None
         metadata, out = paged.metadata, []
-        rows, is_new = _find_rows(paged, paged.token_rows)
+        rows, is_new = find_rows(paged)
         starts, decodes = metadata.query_start_loc_host.tolist(), metadata.num_decodes
         parts = [(0, decodes, hidden_states[0, :decodes, None])] if decodes else []
         for row in range(decodes, metadata.num_seqs):
@@ -65,11 +64,12 @@ class MixerForward:
         return torch.cat([*out, hidden_states.new_zeros(padding, out[0].shape[-1])])[None]
 
 
-def _find_rows(paged: PagedStep, token_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def find_rows(paged: PagedStep) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the row (n,) of each sequence of the step, and whether it computes its first token. Kept for the step."""
-    kept = paged.metadata.kept.get(_find_rows)
+    kept = paged.metadata.kept.get(find_rows)
     if kept is None:
         starts = paged.metadata.query_start_loc
         is_new = paged.metadata.seq_lens == starts.diff()
-        kept = paged.metadata.kept[_find_rows] = (token_rows[starts[:-1].long()], is_new)
+        assert paged.token_rows is not None
+        kept = paged.metadata.kept[find_rows] = (paged.token_rows[starts[:-1].long()], is_new)
     return kept  # type: ignore[return-value]

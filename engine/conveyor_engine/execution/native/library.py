@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -99,6 +99,46 @@ class SiluMul(ctypes.Structure):
     _fields_ = (("x", _P), ("y", _P), ("rows", _I64), ("size", _I64), ("x_stride", _I64), ("dtype", _I32))
 
 
+class StateRows(ctypes.Structure):
+    _fields_ = (*((name, _P) for name in ("query_start", "rows", "fresh")), ("num_seqs", _I64))
+
+
+class Conv(ctypes.Structure):
+    _fields_ = (
+        ("rows", StateRows),
+        *((name, _P) for name in ("x", "before", "after", "weight", "bias", "state", "y")),
+        *((name, _I64) for name in ("channels", "taps", "x_stride")),
+        *(("dtype", _I32), ("silu", _I32)),
+    )
+
+
+class Delta(ctypes.Structure):
+    _fields_ = (
+        ("rows", StateRows),
+        *((name, _P) for name in ("qkv", "a", "b", "decay", "dt_bias", "state", "y")),
+        *((name, _I64) for name in ("qkv_stride", "a_stride", "b_stride")),
+        *((name, _I64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+        *(("dtype", _I32), ("beta_scale", _F32)),
+    )
+
+
+class Ssd(ctypes.Structure):
+    _fields_ = (
+        ("rows", StateRows),
+        *((name, _P) for name in ("xbc", "dt", "decay", "direct", "dt_bias", "state", "y")),
+        *((name, _I64) for name in ("xbc_stride", "dt_stride", "heads", "head_dim", "groups", "size")),
+        *(("dtype", _I32), ("step_min", _F32), ("step_max", _F32)),
+    )
+
+
+class GatedNorm(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "gate", "weight", "y")),
+        *((name, _I64) for name in ("tokens", "groups", "size", "gate_stride", "weight_stride")),
+        *(("dtype", _I32), ("norm_first", _I32), ("eps", _F32)),
+    )
+
+
 class BeforeAttention(ctypes.Structure):
     _fields_ = (
         *(("norm", RmsNorm), ("qkv", Linear), ("heads", Heads)),
@@ -170,6 +210,10 @@ def load() -> ctypes.CDLL:
         ("rope", Rope),
         ("sample", Sample),
         ("silu_mul", SiluMul),
+        ("conv", Conv),
+        ("delta", Delta),
+        ("ssd", Ssd),
+        ("gated_norm", GatedNorm),
         ("before_attention", BeforeAttention),
         ("after_attention", AfterAttention),
         ("layers", Layers),

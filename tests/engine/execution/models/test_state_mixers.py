@@ -1,0 +1,52 @@
+"""Checks that the compiled kernels' mixers replace transformers' where they compute the same, and only there.
+
+`mixer_of` itself compares both: in chunks, and in a chunk beside a decode, with states that are carried.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.tiny_models import save_tiny_model
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.mixers import MixerForward
+from conveyor_engine.execution.models.state_mixers import StateMixer, mixer_of
+from conveyor_engine.execution.native import states
+
+pytestmark = pytest.mark.skipif(native.why_missing() is not None, reason="needs the compiled kernels")
+
+
+def replace_mixers(directory: Path, kind: str, dtype: torch.dtype) -> list[StateMixer | None]:
+    save_tiny_model(kind, directory)
+    model = load_model(str(directory), load_config(str(directory)), dtype, torch.device("cpu"))
+    with torch.inference_mode():
+        return [mixer_of(part) for part in model.modules() if isinstance(part.forward, MixerForward)]
+
+
+@pytest.mark.parametrize("instructions", ["generic", "avx2", "avx512", "avx512bf16", "amx"])
+@pytest.mark.parametrize("kind", ["lfm2", "nemotron_h", "qwen3_5_text"])
+def test_every_instruction_set_gives_transformers_numbers(tmp_path: Path, kind: str, instructions: str) -> None:
+    before = native.isa()
+    if not native.use_isa(instructions):
+        pytest.skip(f"this CPU or this build has no {instructions}")
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            mixers = replace_mixers(tmp_path, kind, dtype)
+            assert mixers
+            assert None not in mixers
+    finally:
+        native.use_isa(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [("lfm2", "conv"), ("nemotron_h", "mamba2"), ("nemotron_h", "gated_norm"), ("qwen3_5_text", "delta_rule")],
+)
+def test_a_mixer_that_computes_otherwise_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str
+) -> None:
+    right = getattr(states, kernel)
+    monkeypatch.setattr(states, kernel, lambda *given, **named: right(*given, **named).roll(1, 0))
+    assert set(replace_mixers(tmp_path, kind, torch.float32)) == {None}
