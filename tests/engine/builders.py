@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,9 +16,11 @@ from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, TokenLogprobs
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
+T = TypeVar("T")
 VOCAB_SIZE = 1000
 EOS = 2
 
@@ -182,6 +184,8 @@ def next_allowed(token_ids: list[int], mask: bytes | None) -> int:
 class PretendedModel:
     """An executor that keeps for each KV slot whose key it has. Attention to another request's key is an error.
 
+    In windowed tables it reads the keys that a step's tokens see.
+
     It knows requests only from its plans. A step with a row whose seed is in `poison`, or with more tokens than
     `memory_tokens`, raises, with half of its keys written.
 
@@ -189,25 +193,35 @@ class PretendedModel:
     token. The next token depends on it, so it is wrong after a token that was computed twice or by another request.
     """
 
-    def __init__(self, block_size: int, has_states: bool = False) -> None:
+    def __init__(self, block_size: int, has_states: bool = False, tables: KVTables = ONE_TABLE) -> None:
         self._block_size = block_size
+        self._tables = tables
         self._states: dict[int, list[int]] | None = {} if has_states else None
         self._slots: dict[int, int] = {}
         self._token_ids: dict[int, list[int]] = {}  # by row, like the rest of its state
-        self._block_ids: dict[int, list[int]] = {}
+        self._block_ids: dict[int, dict[tuple[int, int], int]] = {}  # by row, then by table and index
         self._seeds: dict[int, int] = {}
         self._num_prompt_tokens: dict[int, int] = {}
         self.breaks = False  # the next row's logits are not finite
         self.poison: set[int] = set()
         self.memory_tokens = 10**9
         self.failed_alone = False  # whether a step of a single row has raised
+        self.wrong: list[Exception] = []
 
     def free_memory(self) -> None:
         pass
 
     def begin(self, plan: StepPlan) -> Sample:
-        logits = self._compute(plan)
-        return lambda masks: self._choose(plan, logits, masks)
+        logits = self._record(lambda: self._compute(plan))
+        return lambda masks: self._record(lambda: self._choose(plan, logits, masks))
+
+    def _record(self, call: Callable[[], T]) -> T:
+        """Record what is wrong with a plan: the loop takes any error for a failed step, and runs it again."""
+        try:
+            return call()
+        except (AssertionError, LookupError) as error:
+            self.wrong.append(error)
+            raise
 
     def _choose(self, plan: StepPlan, logits: list[tuple[int, int, int]], masks: Sequence[RowMask]) -> Read:
         allowed = {mask.row: mask.allowed for mask in masks}
@@ -230,21 +244,29 @@ class PretendedModel:
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
             for row, computed, num_tokens in work[::2]:
-                for position in range(computed, computed + num_tokens):
-                    self._slots[self._slot(row, position)] = -1
+                self._write(row, computed, num_tokens, fails=True)
                 self._change_state(row, computed, num_tokens)
             self.failed_alone |= len(work) == 1
             raise RuntimeError("out of memory")
         for row, computed, num_tokens in work:  # all are written before any is read
-            for position in range(computed, computed + num_tokens):
-                self._slots[self._slot(row, position)] = self._content(row, position)
+            self._write(row, computed, num_tokens)
         for row, computed, num_tokens in work:
             self._change_state(row, computed, num_tokens)
-            for position in range(computed + num_tokens):
-                held = self._slots.get(self._slot(row, position))
-                assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
+            self._read(row, computed, num_tokens)
         lengths = [(row, computed + num_tokens) for row, computed, num_tokens in work]
         return [(*length, count) for length, count in zip(lengths, plan.num_logits, strict=True) if count]
+
+    def _write(self, row: int, computed: int, num_tokens: int, *, fails: bool = False) -> None:
+        for table in range(self._tables.number):
+            for position in range(computed, computed + num_tokens):
+                self._slots[self._slot(row, table, position)] = -1 if fails else self._content(row, table, position)
+
+    def _read(self, row: int, computed: int, num_tokens: int) -> None:
+        for table in range(self._tables.number):
+            first = 0 if table < self._tables.full else max(0, computed - self._tables.window + 1)
+            for position in range(first, computed + num_tokens):
+                held = self._slots.get(self._slot(row, table, position))
+                assert held == self._content(row, table, position), f"row {row} reads a foreign key at {position}"
 
     def _change_state(self, row: int, computed: int, num_tokens: int) -> None:
         if self._states is not None:
@@ -254,11 +276,21 @@ class PretendedModel:
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = list(admitted.token_ids)
-            self._block_ids[admitted.row] = list(admitted.block_ids)
+            self._block_ids[admitted.row] = {}
+            self._set_blocks(admitted.row, 0, admitted.block_ids, range(self._tables.full))
+            windowed = range(self._tables.full, self._tables.number)
+            self._set_blocks(admitted.row, admitted.window_first, admitted.window_blocks, windowed)
             self._seeds[admitted.row] = admitted.sampling.seed
             self._num_prompt_tokens[admitted.row] = admitted.sampling.num_prompt_tokens
         for row, block_ids in plan.new_blocks:
-            self._block_ids[row] += block_ids
+            first = sum(table == 0 for table, _ in self._block_ids[row])
+            self._set_blocks(row, first, block_ids, range(self._tables.full))
+        for row, first, block_ids in plan.new_window_blocks:
+            self._set_blocks(row, first, block_ids, range(self._tables.full, self._tables.number))
+
+    def _set_blocks(self, row: int, first: int, block_ids: list[int], tables: range) -> None:
+        places = [(table, first + index) for index in range(len(block_ids) // max(1, len(tables))) for table in tables]
+        self._block_ids[row] |= zip(places, block_ids, strict=True)
 
     def _sample(self, row: int, length: int, allowed: bytes | None) -> list[int]:
         token_ids = self._token_ids[row][:length]
@@ -270,12 +302,13 @@ class PretendedModel:
         token_ids.append(max(0, token_id))
         return [token_id]
 
-    def _slot(self, row: int, position: int) -> int:
-        return self._block_ids[row][position // self._block_size] * self._block_size + position % self._block_size
+    def _slot(self, row: int, table: int, position: int) -> int:
+        block = self._block_ids[row][table, position // self._block_size]
+        return block * self._block_size + position % self._block_size
 
-    def _content(self, row: int, position: int) -> int:
+    def _content(self, row: int, table: int, position: int) -> int:
         known = self._token_ids[row][: position + 1]
-        return zlib.crc32(repr(known).encode()) if len(known) > position else -1
+        return zlib.crc32(repr(known).encode(), table) if len(known) > position else -1
 
 
 class Wired:

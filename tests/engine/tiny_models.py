@@ -140,6 +140,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "sliding_window": WINDOW,
     },
+    "ministral": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
     "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
     "nemotron_h": {
         "head_dim": 16,

@@ -5,7 +5,8 @@ in numpy on the host and copied array by array. Tokens and block tables are gath
 neither requests nor models.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,6 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
     device, layout = rows.token_ids.device, lay_out(plan)
     token_rows = to_device(layout.token_rows, device)
     position_ids = to_device(layout.positions, device)
-    blocks = rows.block_tables[token_rows, position_ids // block_size].long()
     width = -(-int(layout.seq_lens.max()) // block_size)
     return Batch(
         input_ids=rows.token_ids[token_rows, position_ids].long()[None],
@@ -85,11 +85,11 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
         token_rows=token_rows,
         logit_indices=to_device(layout.logit_indices, device),
         samples=Samples.of(layout.sampled_rows, layout.ends, device),
-        metadata=AttentionMetadata(
+        metadata=with_tables(
+            rows.tables[:, to_device(layout.rows, device), :width],
+            rows.find_slots(token_rows, position_ids),
             query_start_loc=to_device(layout.starts, device),
             seq_lens=to_device(layout.seq_lens, device),
-            block_tables=rows.block_tables[to_device(layout.rows, device), :width],
-            slot_mapping=blocks * block_size + position_ids % block_size,
             num_seqs=len(layout.rows),
             num_decodes=plan.num_decodes,
             num_tokens=layout.num_tokens,
@@ -109,11 +109,11 @@ def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
     return LastLayer(
         layer,
         batch.logit_indices,
-        AttentionMetadata(
+        with_tables(
+            rows.tables[:, samples.device_rows, : batch.metadata.block_tables.shape[1]],
+            rows.find_slots(samples.device_rows, samples.device_positions - 1),
             query_start_loc=to_device(starts, device),
             seq_lens=samples.device_positions.int(),
-            block_tables=rows.block_tables[samples.device_rows, : batch.metadata.block_tables.shape[1]],
-            slot_mapping=batch.metadata.slot_mapping[batch.logit_indices],
             num_seqs=number,
             num_decodes=number,
             num_tokens=number,
@@ -121,6 +121,14 @@ def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
             seq_lens_host=samples.positions.astype(np.int32),
         ),
     )
+
+
+def with_tables(tables: torch.Tensor, slots: torch.Tensor, **common: Any) -> AttentionMetadata:
+    """Build a step's metadata from its block tables (tables, rows, blocks) and slots (tables, T)."""
+    first, *others = zip(tables.unbind(), slots.unbind(), strict=True)
+    metadata = AttentionMetadata(block_tables=first[0], slot_mapping=first[1], **common)
+    metadata.others = tuple(replace(metadata, block_tables=each, slot_mapping=its) for each, its in others)
+    return metadata
 
 
 def _logit_indices(starts: Int32, num_logits: Int64) -> Int64:

@@ -2,6 +2,7 @@
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_protocol.failure_reasons import FailureReason
 
 LARGEST_MEMORY_FRACTION = 0.95  # maximum share of the free memory; allocators and the driver need the rest
@@ -10,26 +11,33 @@ CACHE_BLOCKS_MAX = 2**20  # the prefix cache uses the blocks that requests leave
 
 
 def plan_num_blocks(
-    config: EngineConfig, *, max_num_seqs: int, max_model_len: int, block_bytes: int, free_bytes: int, is_cpu: bool
+    config: EngineConfig,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_bytes: int,
+    free_bytes: int,
+    is_cpu: bool,
+    tables: KVTables = ONE_TABLE,
 ) -> int:
-    """Return the number of blocks: num_kv_blocks, or as many as fit.
+    """Return the number of blocks of all tables: num_kv_blocks for each table, or as many as fit.
 
     free_bytes: the memory that the weights and the largest step leave. Raises ConfigError: KVBudgetTooSmall if one
     request of max_model_len tokens does not fit into the blocks, KVBudgetTooLarge if num_kv_blocks do not fit into the
     memory.
     """
-    needed = -(-max_model_len // config.block_size)
+    needed = tables.count_needed(max_model_len, config.block_size)
     if config.num_kv_blocks is not None:
-        num_blocks = config.num_kv_blocks
-        _check_free(num_blocks, block_bytes, free_bytes)
+        num_blocks = config.num_kv_blocks * tables.number
+        _check_free(config.num_kv_blocks, block_bytes * tables.number, free_bytes)
     else:
-        num_blocks = _blocks_of(config, needed, max_num_seqs, block_bytes, free_bytes, is_cpu)
+        num_blocks = _blocks_of(config, max_model_len, tables, max_num_seqs, block_bytes, free_bytes, is_cpu)
     if num_blocks < needed:
         source = "the free memory" if config.num_kv_blocks is None else "`num_kv_blocks`"
         raise ConfigError(
             f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of {max_model_len} "
             f"tokens needs {needed} ({_mib(needed * block_bytes)}); set `max_model_len` to "
-            f"{num_blocks * config.block_size} or less, or give the KV cache more room",
+            f"{tables.find_longest(num_blocks, config.block_size)} or less, or give the KV cache more room",
             reason=FailureReason.KV_BUDGET_TOO_SMALL,
         )
     return num_blocks
@@ -68,17 +76,25 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
 
 
 def _blocks_of(
-    config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
+    config: EngineConfig,
+    max_model_len: int,
+    tables: KVTables,
+    max_num_seqs: int,
+    block_bytes: int,
+    free_bytes: int,
+    is_cpu: bool,
 ) -> int:
     """Return the number of blocks that fit into the cache's share of the memory, capped at the useful maximum."""
     budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
+    needed = tables.count_needed(max_model_len, config.block_size)
     most = needed * max_num_seqs
     if is_cpu and config.kv_memory_fraction is None:
         budget = min(budget, max(CPU_DEFAULT_BYTES, needed * block_bytes))
         if config.workload is not None:
-            most = config.workload.count_blocks(max_num_seqs, config.block_size, needed * config.block_size)
+            long_tokens = config.workload.long_tokens
+            most = max(needed, max_num_seqs * tables.count_needed(long_tokens, config.block_size))
     elif config.prefix_caching:
-        most = max(most, CACHE_BLOCKS_MAX)
+        most = max(most, CACHE_BLOCKS_MAX * tables.number)
     return min(most, budget // block_bytes)
 
 

@@ -9,6 +9,7 @@ from copy import copy
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution.transfer import to_device
@@ -18,13 +19,24 @@ from conveyor_engine.wire.step import AdmittedRow, StepPlan
 class Rows:
     """The state arrays on the device, by row."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        parts: Sequence[int] = (1,),
+        num_full: int = 1,
+    ) -> None:
+        """parts: the factor of each block table's numbers, see `Spot`. num_full: how many tables have no window."""
         max_blocks = -(-max_model_len // block_size)
+        self._block_size, self._num_full = block_size, num_full
+        self._parts = np.array(parts, dtype=np.int32)[:, None]
         self._device = device
         # One more than the context: the token sampled at the last position is stored too, although it is never
         # computed.
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.tables = torch.zeros((len(parts), max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
         self.adapters = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._adapters = [0] * max_num_seqs  # the same on the host
@@ -34,7 +46,7 @@ class Rows:
     def after(self, num_blocks: int) -> Self:
         """Return a view of these rows without the first `num_blocks` blocks of each table. Never `update` the view."""
         view = copy(self)
-        view.block_tables = self.block_tables[:, num_blocks:]
+        view.tables = self.tables[:, :, num_blocks:]
         return view
 
     def use_shifts(self) -> None:
@@ -50,6 +62,20 @@ class Rows:
         if self.shifts is not None:
             self.shifts[row] = shift
 
+    @property
+    def block_tables(self) -> torch.Tensor:
+        """Return the first block table of each row, (rows, max_blocks)."""
+        return self.tables[0]
+
+    def find_slots(self, token_rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the slots (tables, T) of the tokens at these positions (T,) of the rows (T,)."""
+        blocks = self.tables[:, token_rows, positions // self._block_size].long()
+        return blocks * self._block_size + positions % self._block_size
+
+    def set_spare(self, row: int, block: int) -> None:
+        """Let all tokens of a row use one block."""
+        self.tables[:, row] = self._to_device(block * self._parts)
+
     def list_adapters(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of the adapters that these rows use, without 0 for none, ascending."""
         return sorted({self._adapters[row] for row in rows} - {0})
@@ -60,24 +86,39 @@ class Rows:
             self._set_row(admitted)
         if plan.new_blocks:
             self._append_blocks(plan.new_blocks)
+        for row, first, blocks in plan.new_window_blocks:
+            self._set_blocks(slice(self._num_full, None), row, first, blocks)
 
     def _set_row(self, admitted: AdmittedRow) -> None:
         row = admitted.row
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
-        self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)
-        self._num_blocks[row] = len(admitted.block_ids)
+        self._num_blocks[row] = self._set_blocks(slice(self._num_full), row, 0, admitted.block_ids)
+        self._set_blocks(slice(self._num_full, None), row, admitted.window_first, admitted.window_blocks)
         if self._adapters[row] != admitted.adapter:
             self._adapters[row] = admitted.adapter
             self.adapters[row] = admitted.adapter
 
+    def _set_blocks(self, tables: slice, row: int, first: int, blocks: Sequence[int]) -> int:
+        """Write a row's blocks from index `first` on, the tables' blocks of an index together. Returns their end."""
+        parts = self._parts[tables]
+        if not blocks:
+            return first
+        numbers = np.array(blocks, dtype=np.int32).reshape(-1, len(parts)).T * parts
+        end = first + len(blocks) // len(parts)
+        self.tables[tables, row, first:end] = self._to_device(numbers)
+        return end
+
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
-        places: list[tuple[int, int, int]] = []
+        places: list[tuple[int, int, int, int]] = []
+        parts = self._parts[:, 0].tolist()
         for row, blocks in new_blocks:
             first = self._num_blocks[row]
-            places += [(row, first + index, block) for index, block in enumerate(blocks)]
-            self._num_blocks[row] = first + len(blocks)
-        row_of, column, block_ids = self._to_device(places).unbind(1)
-        self.block_tables[row_of, column] = block_ids
+            for index, block in enumerate(blocks):
+                column, table = divmod(index, self._num_full)
+                places.append((table, row, first + column, block * parts[table]))
+            self._num_blocks[row] = first + len(blocks) // self._num_full
+        table_of, row_of, column_of, block_ids = self._to_device(places).unbind(1)
+        self.tables[table_of, row_of, column_of] = block_ids
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write sampled tokens to the rows. All arguments are (samples,).
@@ -86,5 +127,5 @@ class Rows:
         """
         self.token_ids[rows, positions] = token_ids.clamp_min(0).int()
 
-    def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:
-        return to_device(np.array(values, dtype=np.int32), self._device)
+    def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]] | npt.NDArray[np.int32]) -> torch.Tensor:
+        return to_device(np.ascontiguousarray(values, dtype=np.int32), self._device)

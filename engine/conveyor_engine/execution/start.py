@@ -26,6 +26,7 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.log import quote
 
@@ -116,6 +117,7 @@ class RunnerStart:
         max_model_len: int,
         step_bytes: int,
         num_spare: int = 0,
+        tables: KVTables = ONE_TABLE,
     ) -> int:
         """Allocate the KV caches in the memory that the weights and the largest step leave.
 
@@ -123,11 +125,11 @@ class RunnerStart:
         """
         block_size = self.config.block_size
         block_bytes = backend.block_bytes(layers, block_size, self.dtype)
-        num_blocks = self._plan_num_blocks(max_model_len, block_bytes, step_bytes + num_spare * block_bytes)
+        num_blocks = self._plan_num_blocks(max_model_len, block_bytes, step_bytes + num_spare * block_bytes, tables)
         backend.allocate(layers, num_blocks + num_spare, block_size, self.dtype, self.device)
         self.progress(
             f"event=kv_cache_allocated backend={backend.name} blocks={num_blocks} block_size={block_size} "
-            f"mib={num_blocks * block_bytes / 2**20:.0f}"
+            f"mib={num_blocks * block_bytes / 2**20:.0f} tables={tables.full} windowed={tables.windowed}"
         )
         return num_blocks
 
@@ -143,7 +145,7 @@ class RunnerStart:
         mib = self.max_num_seqs * row_bytes / 2**20
         self.progress(f"event=states_planned rows={self.max_num_seqs} mib={mib:.0f}")
 
-    def _plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
+    def _plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int, tables: KVTables) -> int:
         """Return the number of blocks. All ranks use the number of the rank with the least memory."""
         num_blocks = plan_num_blocks(
             self.config,
@@ -152,6 +154,7 @@ class RunnerStart:
             block_bytes=block_bytes,
             free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
             is_cpu=self.device.type == "cpu",
+            tables=tables,
         )
         return self._placement.agree_on_least(num_blocks)
 
@@ -163,6 +166,7 @@ class RunnerStart:
         attention_backend: str,
         eos_token_ids: tuple[int, ...] = (),
         num_kv_blocks: int = 0,
+        kv_tables: KVTables = ONE_TABLE,
         max_num_batched_tokens: int | None = None,
         vocab_size: int = 0,
         of_task: bytes = b"",
@@ -173,7 +177,7 @@ class RunnerStart:
         tokens. vocab_size: 0 if the task has no tokens. For kinds with `own_attention` it is ignored, and the
         size of the model's embeddings is used. of_task: see `ModelFacts`.
         """
-        num_held = self._count_held(num_kv_blocks)
+        num_held = self._count_held(num_kv_blocks, kv_tables)
         if self.config.workload is not None:
             self.progress(
                 f"event=sized_by_workload max_model_len={max_model_len} num_kv_blocks={num_kv_blocks} "
@@ -188,6 +192,7 @@ class RunnerStart:
             device=str(self.device),
             attention_backend=attention_backend,
             num_kv_blocks=num_kv_blocks,
+            kv_tables=kv_tables,
             block_size=self.config.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens or self.max_num_batched_tokens,
@@ -195,7 +200,7 @@ class RunnerStart:
             of_task=of_task,
         )
 
-    def _count_held(self, num_kv_blocks: int) -> int | None:
+    def _count_held(self, num_kv_blocks: int, tables: KVTables) -> int | None:
         """Return how many requests of the configured workload the KV cache holds.
 
         Returns None if it holds a whole batch, or if there is no workload or no cache.
@@ -203,5 +208,6 @@ class RunnerStart:
         workload = self.config.workload
         if workload is None or not num_kv_blocks:
             return None
-        num_held = workload.count_held(num_kv_blocks * self.config.block_size)
+        capacity = tables.count_tokens(num_kv_blocks, self.config.block_size, workload.mean_tokens)
+        num_held = workload.count_held(capacity)
         return num_held if num_held < self.max_num_seqs else None

@@ -15,11 +15,9 @@ from typing import Any, TypeVar
 from conveyor_engine.loop.executor import Executor, Read, Sample
 from conveyor_engine.loop.step_runner import conclude, recover
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
 
 T = TypeVar("T")
-
-NUM_AHEAD = 1  # steps that are begun in addition to the one whose result is awaited; one keeps a device busy
 
 
 class _StepBeforeFailed(Exception):

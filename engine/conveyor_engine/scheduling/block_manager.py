@@ -33,11 +33,15 @@ class BlockManager:
         """
         blocks = []
         for prefix_hash in hashes:
-            block = self._block_of.get(prefix_hash)
+            block = self.find(prefix_hash)
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def find(self, prefix_hash: bytes) -> int | None:
+        """Return the block with this prefix; None if none is known."""
+        return self._block_of.get(prefix_hash)
 
     def num_free_among(self, blocks: Sequence[int]) -> int:
         """Return how many of these blocks are free. Sharing reduces the number of free blocks by this number."""

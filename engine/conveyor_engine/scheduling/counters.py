@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
+from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.request import EngineStats
 
 _LATELY_SECONDS: Final = 60.0  # time constant of the decay: a value of this age counts 0.37
@@ -66,15 +67,19 @@ class Counters:
         stats.step_num_tokens = step.num_tokens
         stats.padding_tokens += step.num_padding_tokens
 
-    def count_kv(self, running: Iterable[RequestState], block_size: int) -> None:
-        """Count the tokens in the KV cache, and the capacity of their blocks. Called once after each step."""
+    def count_kv(self, running: Iterable[RequestState], block_size: int, tables: KVTables) -> None:
+        """Count the tokens in the KV cache, and the capacity of their blocks. Called once after each step.
+
+        A token counts fully if each table has it.
+        """
         num_live = num_blocks = 0
         for request in running:
-            num_blocks += len(request.block_table)
-            if request.finished is None and request.block_table:
-                num_live += request.num_live_tokens
-        self._stats.kv_live_token_steps += num_live
-        self._stats.kv_allocated_token_steps += num_blocks * block_size
+            num_blocks += request.num_blocks
+            if request.finished is None and request.num_blocks:
+                num_seen = min(request.num_live_tokens, tables.window)
+                num_live += tables.full * request.num_live_tokens + tables.windowed * num_seen
+        self._stats.kv_live_token_steps += num_live // tables.number
+        self._stats.kv_allocated_token_steps += num_blocks * block_size // tables.number
 
 
 class Carried:

@@ -139,7 +139,7 @@ class Outputs:
         error = request.num_output_tokens - self.expected_output_tokens
         self.expected_output_tokens += error * _ESTIMATE_WEIGHT
         num_shared_blocks = request.num_cached_tokens // self._facts.block_size
-        self._carried.learn(len(request.block_table) - num_shared_blocks)
+        self._carried.learn(request.num_blocks - num_shared_blocks * self._facts.kv_tables.full)
 
     def _fail(self, request: RequestState, *, nothing_allowed: bool) -> None:
         if nothing_allowed:

@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec import msgpack
 
 from conveyor_engine.errors import GenerationFailed
+from conveyor_engine.scheduling.window_blocks import WindowBlocks
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from conveyor_engine.wire.step import RowSampling
@@ -165,6 +166,7 @@ class RequestState:
         "stop_strings",
         "token_ids",
         "was_admitted",
+        "window",
         "yields_seconds",
     )
 
@@ -203,7 +205,8 @@ class RequestState:
         self.num_padding_tokens = 0  # in a padded batch: by how many tokens its prompt is shorter than the longest
         self.padded_from: array[int] | None = None  # its own tokens, while `token_ids` has dummies after the prompt
         self.row = -1  # its index in the executor's arrays while it is admitted
-        self.block_table: list[int] = []
+        self.block_table: list[int] = []  # of the full tables: those of all tables for the first tokens, and so on
+        self.window = WindowBlocks()
         self.num_sent_blocks = -1  # entries of `block_table` that the executor has; -1: its copy of the row is stale
         self.block_hashes: list[bytes] = []
         self.prompt_hashes = request.prompt_hashes
@@ -307,6 +310,11 @@ class RequestState:
             self.num_sent_blocks = -1
             self.num_computed_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
             self.num_scheduled_tokens = self.num_computed_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that it has, in all tables."""
+        return len(self.block_table) + len(self.window.blocks)
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
         """Return the chained hashes of the full blocks in the first `num_tokens` tokens, and perhaps of later blocks.

@@ -55,7 +55,13 @@ class RunningBatch:
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
         self._tables = BlockTables(
-            self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching, shares=shares
+            self.blocks,
+            facts.block_size,
+            facts.max_num_seqs,
+            prefix_caching=prefix_caching,
+            shares=shares,
+            tables=facts.kv_tables,
+            step_tokens=facts.max_num_batched_tokens,
         )
         self._requests: dict[str, RequestState] = {}
         self._levels: Counter[int] = Counter()  # number of admitted requests at each level
@@ -220,8 +226,9 @@ class RunningBatch:
         level first. A padded row also gets blocks for its padding, up to `max_model_len`.
         """
         padding = request.num_padding_tokens if request.padded_from is None else 0
-        num_tokens = min(request.num_scheduled_tokens + num_tokens + padding, self._max_model_len)
-        while not self._tables.grow(request, num_tokens):
+        num_scheduled = request.num_scheduled_tokens + num_tokens
+        num_reserved = min(num_scheduled + padding, self._max_model_len)
+        while not self._tables.grow(request, num_reserved, num_scheduled):
             if request.finished is not None:
                 self.retire(request)
             elif not self._retire_newest():
@@ -299,7 +306,7 @@ class RunningBatch:
 
     def count_reserved_blocks(self, request: RequestState) -> int:
         """Return the number of blocks that `admit` allocates for the request, including blocks that it may share."""
-        return self._tables.count_blocks(self._count_reserved_tokens(request))
+        return self._tables.count_reserved(self._count_reserved_tokens(request))
 
     def _count_reserved_tokens(self, request: RequestState) -> int:
         expected = 0 if self._policy.joins else request.expected_total_tokens + request.payload_cost

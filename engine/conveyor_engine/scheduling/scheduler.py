@@ -329,7 +329,7 @@ class Scheduler:
             # A row that sat out would compute its last token twice.
             self._preempt([work.request for work in step.work if work.sits_out])
         self._constrained.flush()
-        self._counters.count_kv(self._batch.requests, self._facts.block_size)
+        self._counters.count_kv(self._batch.requests, self._facts.block_size, self._facts.kv_tables)
         if self.on_step is not None:
             self.on_step(step, len(self._batch.requests), len(self.waiting))
         self._release_batch()

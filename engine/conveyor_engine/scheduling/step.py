@@ -69,11 +69,12 @@ class Step:
         self.work += [
             Work(r, n, int(n == r.num_pending_tokens), r.admission, r.count_scored(n)) for r, n in self.prefills
         ]
-        admitted, new_blocks = _changes(self.work)
+        admitted, new_blocks, new_window_blocks = _changes(self.work)
         plan = StepPlan(
             number=self.number,
             admitted=admitted,
             new_blocks=new_blocks,
+            new_window_blocks=new_window_blocks,
             rows=[work.request.row for work in self.work],
             num_computed_tokens=[work.request.num_scheduled_tokens for work in self.work],
             num_tokens=[work.num_tokens for work in self.work],
@@ -119,19 +120,23 @@ def halves(work: list[Work]) -> Iterator[list[Work]]:
     yield from (in_order[:middle], in_order[middle:])
 
 
-def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
+def _changes(
+    works: list[Work],
+) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
     """Return the rows to send in full, because the executor's copy is stale, and the new blocks of other rows."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
+    new_window_blocks: list[tuple[int, int, list[int]]] = []
     for work in works:
         request = work.request
-        num_blocks, num_sent = len(request.block_table), request.num_sent_blocks
-        if num_blocks == num_sent:
-            continue
+        num_sent, window = request.num_sent_blocks, request.window
         if num_sent < 0:
             state = request.token_ids, request.block_table, request.sampling, request.payload, request.adapter
-            admitted.append(AdmittedRow.of(request.row, *state))
-        else:
+            admitted.append(AdmittedRow.of(request.row, *state, window.blocks, window.first))
+        elif num_sent < len(request.block_table):
             new_blocks.append((request.row, request.block_table[num_sent:]))
-        request.num_sent_blocks = num_blocks
-    return admitted, new_blocks
+        if num_sent >= 0 and window.unsent:
+            new_window_blocks.append((request.row, window.end_sent, window.unsent))
+        request.num_sent_blocks = len(request.block_table)
+        window.mark_sent()
+    return admitted, new_blocks, new_window_blocks

@@ -121,7 +121,7 @@ class Snapshot(Collector):
         yield self._gauges("vllm:num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason", reasons)
 
     def _cache_config(self, facts: ModelFacts) -> Metric:
-        size = facts.num_kv_blocks * facts.block_size
+        size = facts.kv_tables.count_tokens(facts.num_kv_blocks, facts.block_size, facts.max_model_len)
         labels = {
             "block_size": str(facts.block_size),
             "num_gpu_blocks": str(facts.num_kv_blocks),

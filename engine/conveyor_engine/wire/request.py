@@ -13,6 +13,7 @@ from typing import Final, Self
 
 import msgspec
 
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.pictures import PictureSpan
 
 NO_IMAGES: Final = "this engine's model reads no images"
@@ -185,6 +186,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     # The token that stands for a part of an image in prompts; None: the model reads no images.
     image_place: int | None = None
     no_images_because: str = NO_IMAGES
+    kv_tables: KVTables = ONE_TABLE
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

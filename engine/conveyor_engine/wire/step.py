@@ -14,6 +14,7 @@ import msgspec
 from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
 
 NOTHING_ALLOWED = -2
+NUM_AHEAD = 1  # steps that are begun in addition to the one whose result is awaited; one keeps a device busy
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True):
@@ -31,10 +32,12 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     packed_token_ids: bytes  # uint32 each
-    block_ids: list[int]
+    block_ids: list[int]  # of the full tables (`KVTables`): those of all tables for the first tokens, and so on
     sampling: RowSampling | None  # None: no tokens are sampled
     payload: bytes = b""  # of the request
     adapter: int = 0  # its number in the setting `adapters`, from 1; 0: the model without an adapter
+    window_blocks: list[int] = []  # of the windowed tables (`KVTables`), from index `window_first` on
+    window_first: int = 0
 
     @classmethod
     def of(
@@ -45,9 +48,12 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
         sampling: RowSampling | None,
         payload: bytes = b"",
         adapter: int = 0,
+        window_blocks: Sequence[int] = (),
+        window_first: int = 0,
     ) -> Self:
-        """Make the new state of a row. Copies both lists."""
-        return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload, adapter)
+        """Make the new state of a row. Copies the lists."""
+        packed = array("I", token_ids).tobytes()
+        return cls(row, packed, list(block_ids), sampling, payload, adapter, list(window_blocks), window_first)
 
     @property
     def token_ids(self) -> "array[int]":
@@ -74,6 +80,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: list[int]
     num_logits: list[int]
     num_decodes: int  # number of decodes: the first rows, which compute one token each
+    # (row, index, blocks): the blocks of the windowed tables from this index on
+    new_window_blocks: list[tuple[int, int, list[int]]] = []
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):

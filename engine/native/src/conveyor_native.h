@@ -250,6 +250,7 @@ typedef struct {
     cv_attention attention;
     cv_after_attention after;
     const cv_step *step;
+    int64_t table; /* the step's, see cv_layers */
     const void *x;
     void *y;
 } cv_layer;
@@ -257,7 +258,7 @@ typedef struct {
 /* y[tokens, hidden] = the layers of x, one after the other; cos, sin [tokens, rotary] are each one's rotation. */
 typedef struct {
     cv_layer *const *layers;
-    const cv_step *step;
+    const cv_step *steps; /* one for each block table */
     const cv_columns *columns; /* may be null, as above */
     const void *x, *cos, *sin;
     void *y;

@@ -144,7 +144,7 @@ void cv_run_layers(const cv_layers *c) {
         cv_heads *heads = &layer->before.heads;
         heads->cos = c->cos, heads->sin = c->sin, heads->rotary = c->rotary;
         layer->before.columns = layer->after.columns = c->columns;
-        layer->step = c->step, layer->x = i ? c->y : c->x, layer->y = c->y;
+        layer->step = c->steps + layer->table, layer->x = i ? c->y : c->x, layer->y = c->y;
         run_layer(layer);
     }
 }

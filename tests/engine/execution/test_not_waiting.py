@@ -132,7 +132,7 @@ def test_steps_are_captured_and_given_without_waiting(monkeypatch: pytest.Monkey
     for module in (decodes, mixed):
         monkeypatch.setattr(module, "copy_into", copy_into)
     state = Rows(9, 32, BLOCK_SIZE, CUDA)
-    how = (state, TorchPaged(), forward, BLOCK_SIZE)  # a backend that is not called
+    how = (state, TorchPaged(), forward)  # a backend that is not called
     chooser = Sampler(9, VOCAB_SIZE, CUDA, state.token_ids)
     graphs = StepGraphs([DecodeSteps(*how), MixedSteps(*how, 32)], state, chooser)
     graphs.capture(run_again, lambda _: None)

@@ -54,13 +54,15 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.happened["better levels"] += self.turns.num_yielded
 
 
-def run_histories(machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str]) -> None:
-    """Run 80 random histories, and again until every hardship has occurred in one of them."""
+def run_histories(
+    machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str], number: int = 80
+) -> None:
+    """Run `number` random histories, and again until every hardship has occurred in one of them."""
     for _ in range(5):
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             machine,
             settings=settings(
-                max_examples=80,
+                max_examples=number,
                 stateful_step_count=40,
                 deadline=None,
                 derandomize=False,  # not the same histories again

@@ -37,6 +37,8 @@ from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.scheduling.request_state import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.wire import kv_tables
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan
 
@@ -57,6 +59,7 @@ class History(SchedulerHistory):
     """
 
     padding: str | None = None
+    has_windows = False
 
     @initialize(
         # The smallest pool holds one request of MAX_MODEL_LEN tokens, and answers are longer than is expected at first:
@@ -69,6 +72,8 @@ class History(SchedulerHistory):
         drains=st.booleans(),
         has_states=st.sampled_from((False, False, True)),
         class_shares=st.sampled_from(((), (), ((1, 50),), ((1, 75), (7, 25)))),
+        tables=st.sampled_from(((1, 1), (1, 3), (2, 1), (0, 1))),
+        window=st.sampled_from((1, 3, 4, 9)),
     )
     def begin(
         self,
@@ -80,8 +85,16 @@ class History(SchedulerHistory):
         drains: bool,
         has_states: bool,
         class_shares: tuple[tuple[int, int], ...],
+        tables: tuple[int, int],
+        window: int,
     ) -> None:
         self.now = 0.0
+        kv_tables = ONE_TABLE
+        if self.has_windows:
+            kv_tables = KVTables(*tables, window=window, in_flight=(1 + num_ahead) * BUDGET)
+            # One request of MAX_MODEL_LEN tokens needs 10 blocks with one table.
+            num_kv_blocks += kv_tables.count_needed(MAX_MODEL_LEN, BLOCK_SIZE) - 10
+            has_states = fails_late = False
         self.masks = PretendedMasks()
         self.scheduler: Scheduler = make_scheduler(
             self.mode,
@@ -98,11 +111,12 @@ class History(SchedulerHistory):
             constrain=self._constrain,
             masks=self.masks,
             has_states=has_states and self.padding != "real",
+            kv_tables=kv_tables,
         )
         self.masks.on_ready = self.scheduler.notice_masks
         self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
-        self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states)
+        self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states, kv_tables)
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.added: dict[str, Any] = {}
@@ -172,7 +186,7 @@ class History(SchedulerHistory):
         if live := list(self.scheduler.requests):
             request = self.scheduler.requests[live[choice % len(live)]]
             self.scheduler.abort(request.request_id)
-            assert request.block_table == [], "an abort frees the blocks at once"
+            assert request.num_blocks == 0, "an abort frees the blocks at once"
 
     @rule()
     def break_next(self) -> None:
@@ -212,6 +226,8 @@ class History(SchedulerHistory):
         unwanted = sum(not work.is_wanted for step in steps[:1] for work in step.work)
         withdrawn = len(steps) - 1
         self.overlap.step(scheduler, plan)
+        # With late errors, steps that will be withdrawn run too, and read what the failed step has not written.
+        assert isinstance(self.executor, FailsLate) or not self.model.wrong
         if steps and steps[0].number not in scheduler._batch._steps:
             self.happened["discarded results"] += unwanted
             self.happened["withdrawn steps"] += withdrawn if not scheduler._batch._steps else 0
@@ -285,11 +301,11 @@ class History(SchedulerHistory):
         if not hasattr(self, "scheduler"):
             return
         scheduler = self.scheduler
-        scheduler.blocks.check([request.block_table for request in scheduler.running])
+        scheduler.blocks.check([request.block_table + request.window.blocks for request in scheduler.running])
         admitted = [request for request in scheduler.running if request.row >= 0]
         tardy = [request.constraint for request in admitted if isinstance(request.constraint, TardySumModThree)]
         assert sorted(map(id, self.masks.opened)) == sorted(map(id, tardy)), "each row has a slot, and nothing else"
-        assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
+        assert all(r.finished and not r.num_blocks for r in scheduler.running if r not in admitted)
         rows = [request.row for request in admitted]
         assert sorted(rows + scheduler._batch._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
         running = names_of(scheduler.running)
@@ -298,15 +314,22 @@ class History(SchedulerHistory):
         assert len(waiting) == len(scheduler.waiting), "each request is in exactly one place"
         shares = scheduler._batch._tables._shares
         for limit, num_rows, num_blocks in zip(shares.limits, shares.num_rows, shares.num_blocks, strict=True):
-            held = [len(request.block_table) for request in admitted if request.level >= limit.level]
+            held = [request.num_blocks for request in admitted if request.level >= limit.level]
             assert (num_rows, num_blocks) == (len(held), sum(held))
             assert num_rows <= limit.num_rows
             self.happened["full shares"] += num_rows == limit.num_rows
         for request in waiting:
-            assert not request.block_table
+            assert not request.num_blocks
             assert request.row < 0
         for request in admitted:
-            assert len(request.block_table) * BLOCK_SIZE >= request.num_scheduled_tokens
+            tables = scheduler._facts.kv_tables
+            if tables.full:
+                assert len(request.block_table) // tables.full * BLOCK_SIZE >= request.num_scheduled_tokens
+            if tables.windowed:
+                assert request.window.end * BLOCK_SIZE >= request.num_scheduled_tokens
+                assert request.num_blocks <= tables.count_needed(MAX_MODEL_LEN, BLOCK_SIZE)
+                self.happened["freed windows"] += request.window.first > 0
+                self.happened["found windows"] += tables.first_kept(request.num_cached_tokens, BLOCK_SIZE) > 0
             works = [w for step in scheduler._batch._steps.values() for w in step.work if w.request is request]
             in_use = [work for work in works if work.is_wanted]
             scheduled, awaited = sum(work.num_tokens for work in in_use), sum(work.num_logits for work in in_use)
@@ -337,6 +360,18 @@ class History(SchedulerHistory):
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
         self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
+
+
+@pytest.mark.parametrize(("mode", "padding"), [("static", "real"), ("dynamic", None), ("continuous", None)])
+def test_no_history_reads_a_block_before_a_window(
+    monkeypatch: pytest.MonkeyPatch, mode: str, padding: str | None
+) -> None:
+    monkeypatch.setattr(step_runner._log, "disabled", True)
+    monkeypatch.setattr(kv_tables, "TILE_TOKENS", BLOCK_SIZE)  # so that short requests free blocks too
+    happened: Counter[str] = Counter()
+    own = {"mode": mode, "padding": padding, "has_windows": True, "happened": happened}
+    hardships = {"freed windows", "failed steps"} | (set() if padding == "real" else {"found windows", "preemptions"})
+    run_histories(type("WindowHistory", (History,), own), happened, hardships, number=400)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 the metadata and allocate the KV caches. Only the backend knows the layout of its caches.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.kernels.slot_cache import SlotCache, slot_bytes
+from conveyor_engine.execution.kernels.slot_cache import SlotCache, scale_bytes, slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a layer's keys and values are: in which block table, and where in the memory of its blocks (`groups`).
+
+    A place has memory for `parts` layers of this size, and this layer is number `part` of them. The table holds block
+    numbers times `parts`.
+    """
+
+    table: int
+    place: int
+    part: int
+    parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,8 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int  # of queries and keys
     value_dim: int  # of values; equals head_dim except in latent attention (DeepSeek)
+    window: int | None = None
+    spot: Spot | None = None  # None: in table 0, in a place of its own
 
 
 NO_ATTENTION = LayerShape(0, 0, 0, 0)  # of a layer that keeps no keys
@@ -79,6 +95,12 @@ class AttentionMetadata:
     query_start_loc_host: npt.NDArray[np.int32]  # query_start_loc on the host: no backend has to wait for the device
     seq_lens_host: npt.NDArray[np.int32]
     kept: dict[Hashable, object] = field(default_factory=dict)  # results that a backend shares between layers
+    # The same step with the block tables and slots of tables 1, 2, ... (`Spot.table`); the other fields are the same.
+    others: "tuple[AttentionMetadata, ...]" = ()
+
+    def of_table(self, table: int) -> "AttentionMetadata":
+        """Return the step with the block tables and slots of this table."""
+        return self.others[table - 1] if table else self
 
 
 @dataclass(slots=True)
@@ -97,7 +119,7 @@ class AttentionBackend(Protocol):
     is_capturable: bool  # whether a graph can contain it; in a graph, it reads only bounds from the host arrays
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        """Return the bytes of one block in all layers together, including the layout's padding."""
+        """Return the bytes of one block in all places together, including the layout's padding."""
         ...
 
     def allocate(
@@ -120,6 +142,12 @@ class AttentionBackend(Protocol):
         ...
 
 
+def spots_of(layers: Sequence[LayerShape]) -> Iterator[tuple[LayerShape, Spot]]:
+    """Return each layer with its spot."""
+    for number, layer in enumerate(layers):
+        yield layer, layer.spot or Spot(0, number, 0, 1)
+
+
 class SlotCaches:
     """KV caches with one entry for each token slot, (slots, heads, dim). Base class of two backends.
 
@@ -130,24 +158,42 @@ class SlotCaches:
         """kv_dtype: the type of the caches; default: the model's."""
         self._kv_dtype = kv_dtype
         self._caches: list[tuple[SlotCache, SlotCache]] = []
+        self._tables: list[int] = []  # of each layer
         self._block_size = 0
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         dtype = self._kv_dtype or dtype
-        return block_size * sum(
-            slot_bytes(layer.num_kv_heads, dim, dtype) for layer in layers for dim in (layer.head_dim, layer.value_dim)
-        )
+        by_memory: dict[Hashable, int] = {}
+        for layer, spot in spots_of(layers):
+            for which, dim in enumerate((layer.head_dim, layer.value_dim)):
+                scales = spot.parts * scale_bytes(layer.num_kv_heads, dtype)
+                by_memory[spot.place, which] = spot.parts * slot_bytes(layer.num_kv_heads, dim, dtype) - scales
+                by_memory[spot.place, which, layer.num_kv_heads, spot.parts] = scales
+        return block_size * sum(by_memory.values())
 
     def allocate(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._block_size = block_size
-        slots, dtype = num_blocks * block_size, self._kv_dtype or dtype
-        for layer in layers:
-            keys = SlotCache.allocate(slots, layer.num_kv_heads, layer.head_dim, dtype, device)
-            values = SlotCache.allocate(slots, layer.num_kv_heads, layer.value_dim, dtype, device)
-            self._caches.append((keys, values))
+        dtype = self._kv_dtype or dtype
+        memory: dict[Hashable, SlotCache] = {}
+        for layer, spot in spots_of(layers):
+            slots, first = num_blocks * spot.parts * block_size, spot.part * block_size
+            both = []
+            for which, dim in enumerate((layer.head_dim, layer.value_dim)):
+                key = spot.place, which, layer.num_kv_heads, spot.parts
+                if key not in memory:
+                    numbers = memory[spot.place, which].numbers if (spot.place, which) in memory else None
+                    memory[key] = SlotCache.allocate(slots, layer.num_kv_heads, dim, dtype, device, numbers)
+                    memory.setdefault((spot.place, which), memory[key])
+                both.append(memory[key].after(first))
+            self._caches.append((both[0], both[1]))
+            self._tables.append(spot.table)
 
     def caches(self, layer: int) -> tuple[SlotCache, SlotCache]:
         """Return the keys and the values of one layer, for callers that write them without `write_kv`."""
         return self._caches[layer]
+
+    def of_layer(self, layer: int, metadata: AttentionMetadata) -> AttentionMetadata:
+        """Return the step with the block tables and slots of the layer."""
+        return metadata.of_table(self._tables[layer])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape, spots_of
 
 
 def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
@@ -30,36 +30,47 @@ class CpuNative:
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._value_dims: list[int] = []
+        self._tables: list[int] = []
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        values = (native.kv_values_per_block(layer.num_kv_heads, layer.head_dim, layer.value_dim) for layer in layers)
-        return sum(values) * dtype.itemsize
+        by_place = {
+            spot.place: spot.parts * native.kv_values_per_block(layer.num_kv_heads, layer.head_dim, layer.value_dim)
+            for layer, spot in spots_of(layers)
+        }
+        return sum(by_place.values()) * dtype.itemsize
 
     def allocate(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert device.type == "cpu"
         assert find_obstacle(block_size, dtype) is None
-        for layer in layers:
-            self._caches.append(native.kv_cache(num_blocks, layer.num_kv_heads, layer.head_dim, layer.value_dim, dtype))
+        memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer, spot in spots_of(layers):
+            sizes = (num_blocks * spot.parts, layer.num_kv_heads, layer.head_dim, layer.value_dim)
+            keys, values = memory[spot.place] = native.kv_cache(*sizes, dtype, memory.get(spot.place))
+            self._caches.append((keys[spot.part :], values[spot.part :]))
             self._value_dims.append(layer.value_dim)
+            self._tables.append(spot.table)
 
     def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and the values of one layer, for callers that write them without `write_kv`."""
         return self._caches[layer]
 
+    def table(self, layer: int) -> int:
+        """Return the block table of one layer."""
+        return self._tables[layer]
+
     def step(self, metadata: AttentionMetadata) -> native.CacheStep:
         """Return the step in the form that the kernels need, for callers that compute attention without `attend`."""
         step = metadata.kept.get(native.CacheStep)
         if not isinstance(step, native.CacheStep):
-            step = native.CacheStep(
-                metadata.slot_mapping, metadata.query_start_loc, metadata.seq_lens, metadata.block_tables
-            )
+            places = [(each.slot_mapping, each.block_tables) for each in (metadata, *metadata.others)]
+            step = native.CacheStep(metadata.query_start_loc, metadata.seq_lens, places)
             metadata.kept[native.CacheStep] = step
         return step
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        native.kv_write(key, value, metadata.slot_mapping, self._caches[layer])
+        native.kv_write(key, value, metadata.of_table(self._tables[layer]).slot_mapping, self._caches[layer])
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         return native.paged_attention(
@@ -67,7 +78,7 @@ class CpuNative:
             self._caches[spec.layer],
             metadata.query_start_loc,
             metadata.seq_lens,
-            metadata.block_tables,
+            metadata.of_table(self._tables[spec.layer]).block_tables,
             value_dim=self._value_dims[spec.layer],
             scaling=spec.scaling,
             sliding_window=spec.sliding_window,

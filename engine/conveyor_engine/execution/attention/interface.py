@@ -85,7 +85,7 @@ class Probe:
         self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1
         self.is_causal &= spec.causal
         self.shapes[spec.layer] = LayerShape(
-            num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=key.shape[2], value_dim=value.shape[2]
+            *(query.shape[1], key.shape[1], key.shape[2], value.shape[2]), window=spec.sliding_window
         )
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 
@@ -113,7 +113,8 @@ def attend_stored(
     values are then passed to `paged.attend`.
     """
     if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
-        return paged.attend_written(spec, store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping))
+        slots = paged.backend.of_layer(spec.layer, paged.metadata).slot_mapping
+        return paged.attend_written(spec, store(paged.backend.caches(spec.layer), slots))
     tokens = like.shape[0]
     keys = like.new_empty((tokens, shape.num_kv_heads, shape.head_dim))
     values = like.new_empty((tokens, shape.num_kv_heads, shape.value_dim))

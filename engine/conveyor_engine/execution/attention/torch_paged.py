@@ -18,12 +18,13 @@ class TorchPaged(SlotCaches):
     is_capturable = False
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        slots = metadata.slot_mapping[: metadata.num_tokens]
+        slots = self.of_layer(layer, metadata).slot_mapping[: metadata.num_tokens]
         for source, cache in zip((key, value), self._caches[layer], strict=True):
             cache.numbers.index_copy_(0, slots, source[: metadata.num_tokens])
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         keys, values = (cache.numbers for cache in self._caches[spec.layer])
+        metadata = self.of_layer(spec.layer, metadata)
         out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))
         starts = metadata.query_start_loc_host.tolist()
         seq_lens = metadata.seq_lens_host.tolist()

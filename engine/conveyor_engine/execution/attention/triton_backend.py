@@ -30,10 +30,11 @@ class TritonPaged(SlotCaches):
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         for source, cache in zip((key, value), self._caches[layer], strict=True):
-            store(source, cache, metadata.slot_mapping)
+            store(source, cache, self.of_layer(layer, metadata).slot_mapping)
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         caches = self._caches[spec.layer]
+        metadata = self.of_layer(spec.layer, metadata)
         num_tokens, num_heads, _ = query.shape
         out = query.new_empty((num_tokens, num_heads, caches[1].numbers.shape[2]))
         if metadata.num_tokens < num_tokens:

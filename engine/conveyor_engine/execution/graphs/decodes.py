@@ -7,8 +7,9 @@ The host sends only the row, the position and the next position for each token. 
 import numpy as np
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata
+from conveyor_engine.execution.attention.backend import AttentionBackend
 from conveyor_engine.execution.attention.interface import PagedStep
+from conveyor_engine.execution.batch import with_tables
 from conveyor_engine.execution.graphs.step_graphs import Forward
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
@@ -37,11 +38,9 @@ class DecodeSteps:
 
     name = "decodes"
 
-    def __init__(
-        self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, largest: int | None = None
-    ) -> None:
+    def __init__(self, rows: Rows, backend: AttentionBackend, forward: Forward, largest: int | None = None) -> None:
         """rows: the last row is for padding. largest: maximum rows of a captured step; None: no limit; 0: no graphs."""
-        self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
+        self._rows, self._backend, self._forward = rows, backend, forward
         self._spare_row = len(rows.block_tables) - 1
         largest = self._spare_row if largest is None else largest
         self.sizes = batch_sizes(largest) if largest else []
@@ -69,13 +68,11 @@ class DecodeSteps:
 
     def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows, positions, ends = self._inputs_of(size)
-        block_tables = self._rows.block_tables[rows]
-        blocks = block_tables.gather(1, (positions // self._block_size)[:, None]).squeeze(1).long()
-        metadata = AttentionMetadata(
+        metadata = with_tables(
+            self._rows.tables[:, rows],
+            self._rows.find_slots(rows, positions),
             query_start_loc=self._device_starts[: size + 1],
             seq_lens=ends.int(),
-            block_tables=block_tables,
-            slot_mapping=blocks * self._block_size + positions % self._block_size,
             num_seqs=size,
             num_decodes=size,
             num_tokens=size,

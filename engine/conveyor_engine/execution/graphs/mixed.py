@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata
+from conveyor_engine.execution.attention.backend import AttentionBackend
 from conveyor_engine.execution.attention.interface import PagedStep
-from conveyor_engine.execution.batch import lay_out
+from conveyor_engine.execution.batch import lay_out, with_tables
 from conveyor_engine.execution.graphs.step_graphs import Forward
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
@@ -63,11 +63,9 @@ class MixedSteps:
 
     name = "mixed"
 
-    def __init__(
-        self, rows: Rows, backend: AttentionBackend, forward: Forward, block_size: int, max_num_batched_tokens: int
-    ) -> None:
+    def __init__(self, rows: Rows, backend: AttentionBackend, forward: Forward, max_num_batched_tokens: int) -> None:
         """rows: the last row is for padding."""
-        self._rows, self._backend, self._forward, self._block_size = rows, backend, forward, block_size
+        self._rows, self._backend, self._forward = rows, backend, forward
         self._spare_row = len(rows.block_tables) - 1
         self.sizes = token_sizes(max_num_batched_tokens)
         numbers = self._count_numbers(self.sizes[-1])
@@ -113,12 +111,11 @@ class MixedSteps:
     def compute(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         places = self._count_places(size)
         step = _split(self._inputs[: self._count_numbers(size)], size, places)
-        blocks = self._rows.block_tables[step.token_rows, step.positions // self._block_size].long()
-        metadata = AttentionMetadata(
+        metadata = with_tables(
+            self._rows.tables[:, step.rows],
+            self._rows.find_slots(step.token_rows, step.positions),
             query_start_loc=step.starts.int(),
             seq_lens=step.lengths.int(),
-            block_tables=self._rows.block_tables[step.rows],
-            slot_mapping=blocks * self._block_size + step.positions % self._block_size,
             num_seqs=2 * places,
             num_decodes=places,
             num_tokens=0,  # unknown when the graph is captured, so attention must not rely on it

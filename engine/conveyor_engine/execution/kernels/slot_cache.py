@@ -24,10 +24,28 @@ class SlotCache:
     scales: torch.Tensor | None = None  # float32 (Hkv, slots), for 8-bit numbers only
 
     @classmethod
-    def allocate(cls, slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> "SlotCache":
-        """Allocate a cache of zeros, with scales if the type has 8 bits (a key of `LARGEST`)."""
-        numbers = torch.zeros((slots, heads, dim), dtype=dtype, device=device)
-        return cls(numbers, torch.zeros((heads, slots), dtype=_SCALE, device=device) if dtype in LARGEST else None)
+    def allocate(
+        cls,
+        slots: int,
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: torch.Tensor | None = None,
+    ) -> "SlotCache":
+        """Allocate a cache of zeros, with scales if the type has 8 bits (a key of `LARGEST`).
+
+        shared: numbers of another cache, whose memory this cache uses too.
+        """
+        numbers = torch.zeros((slots, heads, dim), dtype=dtype, device=device) if shared is None else shared
+        scales = torch.zeros((heads, slots), dtype=_SCALE, device=device) if dtype in LARGEST else None
+        return cls(numbers.view(slots, heads, dim), scales)
+
+    def after(self, slots: int) -> "SlotCache":
+        """Return a view without the first slots."""
+        if not slots:
+            return self
+        return SlotCache(self.numbers[slots:], None if self.scales is None else self.scales[:, slots:])
 
     @property
     def largest(self) -> float:
@@ -42,4 +60,9 @@ class SlotCache:
 
 def slot_bytes(heads: int, dim: int, dtype: torch.dtype) -> int:
     """Return the bytes of one slot, scales included."""
-    return heads * (dim * dtype.itemsize + (_SCALE.itemsize if dtype in LARGEST else 0))
+    return heads * dim * dtype.itemsize + scale_bytes(heads, dtype)
+
+
+def scale_bytes(heads: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the scales of one slot."""
+    return heads * _SCALE.itemsize if dtype in LARGEST else 0

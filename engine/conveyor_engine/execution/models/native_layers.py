@@ -95,7 +95,8 @@ class NativeLayers(nn.Module):
 
     def _with_caches(self, backend: CpuNative) -> native.Layers:
         if self._cached is None or self._cached[0] is not backend:
-            self._cached = backend, native.Layers(self._calls, [backend.caches(index) for index in self._indices])
+            caches, tables = zip(*((backend.caches(i), backend.table(i)) for i in self._indices), strict=True)
+            self._cached = backend, native.Layers(self._calls, caches, tables)
         return self._cached[1]
 
 

@@ -190,9 +190,14 @@ def _pointer(of: AdapterWeights | Columns | None) -> Any:
 class Layers:
     """Computes layers one after another, each with its KV cache, in one call. Only one thread at a time may use it."""
 
-    def __init__(self, layers: Sequence[Layer], caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], caches: Sequence[tuple[torch.Tensor, torch.Tensor]], tables: Sequence[int]
+    ) -> None:
+        """tables: the block table of each layer."""
         self._kept = (layers, caches)  # kept alive, because the structures point to their memory
-        for layer, (keys, values) in zip(layers, caches, strict=True):
+        self._num_tables = max(tables) + 1
+        for layer, (keys, values), table in zip(layers, caches, tables, strict=True):
+            layer.call.table = table
             layer.call.write.k_cache = layer.call.attention.k_cache = keys.data_ptr()
             layer.call.write.v_cache = layer.call.attention.v_cache = values.data_ptr()
         pointers = [ctypes.pointer(layer.call) for layer in layers]
@@ -219,11 +224,12 @@ class Layers:
         assert sin.is_contiguous()
         assert cos.shape == sin.shape == (1, step.tokens, cos.shape[2])
         assert x.shape[1] == step.tokens
+        assert self._num_tables <= step.num_tables
         assert columns is None or columns.num_tokens == step.tokens
         assert x.dtype == cos.dtype == sin.dtype == caches[0][0].dtype
         y, call = torch.empty_like(x), self._call
         call.x, call.y, call.cos, call.sin = x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        call.step, call.count, call.rotary = step.pointer, count, cos.shape[2]
+        call.steps, call.count, call.rotary = step.pointer, count, cos.shape[2]
         call.columns = _pointer(columns)
         self._library.cv_run_layers(call)
         return y

@@ -164,13 +164,13 @@ class Step(ctypes.Structure):
 class Layer(ctypes.Structure):
     _fields_ = (
         *(("before", BeforeAttention), ("write", KvWrite), ("attention", Attention), ("after", AfterAttention)),
-        *(("step", ctypes.POINTER(Step)), ("x", _P), ("y", _P)),
+        *(("step", ctypes.POINTER(Step)), ("table", _I64), ("x", _P), ("y", _P)),
     )
 
 
 class Layers(ctypes.Structure):
     _fields_ = (
-        *(("layers", ctypes.POINTER(ctypes.POINTER(Layer))), ("step", ctypes.POINTER(Step))),
+        *(("layers", ctypes.POINTER(ctypes.POINTER(Layer))), ("steps", ctypes.POINTER(Step))),
         ("columns", ctypes.POINTER(Columns)),
         *((name, _P) for name in ("x", "cos", "sin", "y")),
         *((name, _I64) for name in ("count", "rotary")),

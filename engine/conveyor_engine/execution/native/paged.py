@@ -1,6 +1,6 @@
 """Writes keys and values to a paged KV cache in the kernels' own layout, and attends over it."""
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -20,9 +20,14 @@ def _padded(value_dim: int) -> int:
 
 
 def kv_cache(
-    num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
+    num_blocks: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return zeroed caches (keys, values) for one layer.
+    """Return zeroed caches (keys, values) for one layer. shared: caches whose memory they use, of as many numbers.
 
     In the cache of keys, each dimension of a block's 16 tokens is contiguous. In the cache of values, all dimensions of
     one token are contiguous. In bfloat16, the dimension that the kernels sum over is stored in pairs: two dimensions of
@@ -30,31 +35,39 @@ def kv_cache(
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
-    keys = library.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype)
-    return keys, library.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype)
+    of_keys = (num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair)
+    of_values = (num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair)
+    if shared is not None:
+        return shared[0].view(of_keys), shared[1].view(of_values)
+    return library.zeros(of_keys, dtype), library.zeros(of_values, dtype)
 
 
 class CacheStep:
-    """The places of a step's tokens in the paged caches, which are the same for all layers.
+    """The places of a step's tokens in the paged caches.
 
-    `slots` is as in `kv_write`, the other tensors as in `paged_attention`.
+    places: `slots`, as in `kv_write`, and `block_tables`, of each block table. The other tensors are as in
+    `paged_attention`.
     """
 
     def __init__(
-        self, slots: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_tables: torch.Tensor
+        self,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        places: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        assert slots.dtype == torch.int64
-        assert query_start.dtype == seq_lens.dtype == block_tables.dtype == torch.int32
-        assert slots.is_contiguous()
+        assert query_start.dtype == seq_lens.dtype == torch.int32
         assert query_start.is_contiguous()
         assert seq_lens.is_contiguous()
-        assert block_tables.stride(1) == 1
-        self.tokens = slots.shape[0]
-        self._tensors = (slots, query_start, seq_lens, block_tables)  # kept alive, because the structure points to them
-        step = library.Step(
-            *(each.data_ptr() for each in self._tensors), self.tokens, seq_lens.shape[0], block_tables.stride(0)
-        )
-        self.pointer = ctypes.pointer(step)
+        self._kept = (query_start, seq_lens, places)  # the structures point to their memory
+        self.tokens, self.num_tables = places[0][0].shape[0], len(places)
+        self.pointer = (library.Step * len(places))()
+        for step, (slots, block_tables) in zip(self.pointer, places, strict=True):
+            assert (slots.dtype, block_tables.dtype) == (torch.int64, torch.int32)
+            assert slots.is_contiguous()
+            assert block_tables.stride(1) == 1
+            step.slots, step.block_tables = slots.data_ptr(), block_tables.data_ptr()
+            step.query_start, step.seq_lens = query_start.data_ptr(), seq_lens.data_ptr()
+            step.tokens, step.num_seqs, step.table_stride = self.tokens, seq_lens.shape[0], block_tables.stride(0)
 
 
 def kv_write(

@@ -77,7 +77,7 @@ def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.M
         move(model)
         backend = TritonPaged(num_processors=132)
         backend.allocate(layers, 65, 16, torch.float32, CUDA)
-        how = (Rows(5, 96, 16, CUDA), backend, forward, 16)
+        how = (Rows(5, 96, 16, CUDA), backend, forward)
         graphs = StepGraphs([decodes.DecodeSteps(*how), mixed.MixedSteps(*how, 20)], how[0])
         graphs.capture(run_before, lines.append)
     assert not [line for line in lines if "failed" in line]

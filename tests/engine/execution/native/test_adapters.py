@@ -117,8 +117,8 @@ def test_a_layer_adds_adapters_in_one_call_and_in_two(dtype: torch.dtype, change
     plain = make_plain(dtype, True, False)
     layer, one, two = plain.layer(), Cached(dtype, 24), Cached(dtype, 24)
     layer.use_adapters(native.LayerAdapters(**{name: each.packed for name, each in made.items()}))
-    step = native.CacheStep(one.slots, one.starts, one.totals, one.tables)
-    layers = native.Layers([layer], [one.caches])
+    step = native.CacheStep(one.starts, one.totals, [(one.slots, one.tables)])
+    layers = native.Layers([layer], [one.caches], [0])
     of_tokens = columns([4, *[3] * 19, 0, 0])  # a decode, a chunk, and padding
     result = layers.forward(one.x, *one.rotation, step, 1, of_tokens)
 

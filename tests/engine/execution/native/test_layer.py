@@ -102,8 +102,8 @@ class Cached:
             cache.copy_(random(*cache.shape, dtype=dtype, seed=seed))
 
     def run(self, layer: native.Layer) -> torch.Tensor:
-        step = native.CacheStep(self.slots, self.starts, self.totals, self.tables)
-        return native.Layers([layer], [self.caches]).forward(self.x, self.rotation[0], self.rotation[1], step, 1)
+        step = native.CacheStep(self.starts, self.totals, [(self.slots, self.tables)])
+        return native.Layers([layer], [self.caches], [0]).forward(self.x, self.rotation[0], self.rotation[1], step, 1)
 
     def run_in_two(
         self, layer: native.Layer, window: int | None, softcap: float | None, sinks: torch.Tensor | None
@@ -148,12 +148,12 @@ def test_layers_in_one_call_are_the_same_as_one_after_another(dtype: torch.dtype
     layers = [make_plain(dtype, True, False).layer(window) for window in (None, 7, None)]
     together, apart = ([Cached(dtype, 24) for _ in layers] for _ in range(2))
     first = together[0]
-    step = native.CacheStep(first.slots, first.starts, first.totals, first.tables)
+    step = native.CacheStep(first.starts, first.totals, [(first.slots, first.tables)])
     expected = first.x
     for layer, cached in zip(layers[:count], apart, strict=False):
         cached.x = expected
         expected = cached.run(layer)
-    joined = native.Layers(layers, [cached.caches for cached in together])
+    joined = native.Layers(layers, [cached.caches for cached in together], [0] * len(layers))
     before = first.x.clone()
     assert torch.equal(joined.forward(first.x, *first.rotation, step, count), expected)
     assert torch.equal(first.x, before)

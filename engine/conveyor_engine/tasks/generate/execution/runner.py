@@ -17,6 +17,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.groups import group_layers, list_parts
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import build_batch, lay_out, only_sampled
@@ -46,8 +47,9 @@ from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
-from conveyor_engine.wire.request import TokenLogprobs
-from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+from conveyor_engine.wire.kv_tables import KVTables
+from conveyor_engine.wire.request import ModelFacts, TokenLogprobs
+from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
 
 
 class GenerateRunner(Runner):
@@ -90,10 +92,13 @@ class GenerateRunner(Runner):
             capture = None
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
-        self._rows = Rows(start.max_num_seqs + num_spare, max_model_len, config.block_size, self.device)
+        in_flight = (1 + NUM_AHEAD) * start.max_num_batched_tokens
+        layers, tables = group_layers(layers, max_model_len, config.block_size, in_flight)
+        num_rows, parts = start.max_num_seqs + num_spare, list_parts(layers)
+        self._rows = Rows(num_rows, max_model_len, config.block_size, self.device, parts, tables.full)
         if self._sight is not None and self._sight.has_axes:
             self._rows.use_shifts()
-        num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes)
+        num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes, tables)
         self._states = States.allocate(shapes, start.max_num_seqs, self.device) if shapes else None
         self.facts = start.facts(
             self.model,
@@ -101,9 +106,9 @@ class GenerateRunner(Runner):
             attention_backend=self.backend.name,
             eos_token_ids=_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
+            kv_tables=tables,
         )
         self.facts = msgspec.structs.replace(self.facts, has_states=self._states is not None)
-        num_rows = start.max_num_seqs + num_spare
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
         self.graphs: StepGraphs | None = None
         self._adapted_graphs: StepGraphs | None = None  # of steps in which rows may use any adapters
@@ -148,7 +153,13 @@ class GenerateRunner(Runner):
         start.limit_rows(row_bytes(shapes))
 
     def _allocate(
-        self, start: RunnerStart, layers: list[LayerShape], max_model_len: int, num_spare: int, shapes: Shapes
+        self,
+        start: RunnerStart,
+        layers: list[LayerShape],
+        max_model_len: int,
+        num_spare: int,
+        shapes: Shapes,
+        tables: KVTables,
     ) -> int:
         """Allocate the KV caches, with room for the states. Returns the number of blocks without spare ones."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -160,7 +171,7 @@ class GenerateRunner(Runner):
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
             step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len)
-        return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare)
+        return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare, tables)
 
     def _find_step_bytes(self, start: RunnerStart, num_tokens: int, max_model_len: int) -> int:
         """Return the bytes that a forward of `num_tokens` tokens needs, with logits for every row."""
@@ -192,9 +203,9 @@ class GenerateRunner(Runner):
     ) -> StepGraphs:
         """Capture graphs of as many sizes as fit into memory. used: as in `_forward`."""
         rows, facts = self._rows, self.facts
-        rows.block_tables[facts.max_num_seqs] = spare_block
-        how = (rows, self.backend, partial(self._forward, used=used), facts.block_size)
-        largest = self._find_largest_decode(facts.max_num_seqs, facts.num_kv_blocks * facts.block_size)
+        rows.set_spare(facts.max_num_seqs, spare_block)
+        how = (rows, self.backend, partial(self._forward, used=used))
+        largest = self._find_largest_decode(facts)
         kinds = (DecodeSteps(*how, largest), MixedSteps(*how, facts.max_num_batched_tokens))
         graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
         with torch.inference_mode():
@@ -202,13 +213,16 @@ class GenerateRunner(Runner):
         free_cached_memory(self.device)  # frees the memory of the run that precedes each capture
         return graphs
 
-    def _find_largest_decode(self, max_num_seqs: int, capacity_tokens: int) -> int | None:
+    def _find_largest_decode(self, facts: ModelFacts) -> int | None:
         """Return the number of rows of the largest step of decodes that is worth a graph.
 
         The number depends on the expected lengths of requests. Returns None if these lengths are not known.
         """
         workload = self._workload
-        return None if workload is None else workload.find_largest_graph(max_num_seqs, capacity_tokens)
+        if workload is None:
+            return None
+        capacity = facts.kv_tables.count_tokens(facts.num_kv_blocks, facts.block_size, workload.short_tokens)
+        return workload.find_largest_graph(facts.max_num_seqs, capacity)
 
     def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
         """Begin a step: apply the plan's changes and compute the logits. Returns a function that samples, see
