@@ -11,9 +11,10 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.executor import Read, Sample
+from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.filling import BatchLimits
 from conveyor_engine.scheduling.limits import Limits
-from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
+from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from conveyor_engine.masks.board import Board
 from conveyor_engine.masks.messages import Accept, Broke, Close, Open, ToWalker
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 
 
 class Answers:

@@ -27,7 +27,7 @@ from conveyor_engine.masks.messages import (
 )
 from conveyor_engine.masks.supervisor import Supervisor
 from conveyor_engine.masks.verdicts import TOO_COSTLY, Order, Verdict, Verdicts
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 
 _POLL_SECONDS: Final = 0.00005
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from conveyor_engine.masks.client import Masks
 from conveyor_engine.masks.thinking import Free, ThinkingFirst, mask_without
 from conveyor_engine.masks.verdicts import Verdict
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.wire.request import EngineRequest
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.wire.request import Thinking
 
 

@@ -3,8 +3,9 @@
 Used by `scheduler`. Another process builds the masks, so a mask may be late.
 """
 
+from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.outputs import Outputs
-from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
+from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import FinishReason

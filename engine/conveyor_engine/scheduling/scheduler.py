@@ -14,13 +14,14 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.constrained_rows import ConstrainedRows
+from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
 from conveyor_engine.scheduling.filling import Filling
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
-from conveyor_engine.scheduling.request_state import Constraint, MaskSource, RequestState
+from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.shares import Shares
 from conveyor_engine.scheduling.step import Step

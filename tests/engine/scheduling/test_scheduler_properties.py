@@ -35,7 +35,7 @@ from tests.engine.scheduling.turns import Turns
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.overlap import Overlap
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire import kv_tables
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables

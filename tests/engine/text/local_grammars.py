@@ -7,7 +7,7 @@ from random import Random
 from llguidance import LLMatcher, LLTokenizer
 
 from conveyor_engine.masks.thinking import Free, ThinkingFirst, mask_without
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.grammar import compile_grammar
 from conveyor_engine.wire.request import Thinking
 

@@ -12,7 +12,7 @@ from tests.engine.chat_model import VOCABULARY, write_tokenizer
 from tests.engine.text.local_grammars import Grammars
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.scheduling.request_state import Constraint
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.grammar import Kind, build_grammar
 from conveyor_engine.text.json_grammar import read_schema
 from conveyor_engine.text.parsing.formats import build_call_or_form, find_forced
