@@ -7,6 +7,7 @@ the pod that it means: another pod may have the address now. `server` runs this 
 
 import asyncio
 import logging
+import random
 from typing import Final
 
 from conveyor_api.names import READINESS_PATH
@@ -44,6 +45,7 @@ class DoubtfulEngines:
     async def _look(self, service: str) -> None:
         doubtful = self._slices.find_doubtful(service)
         addresses = [engine.address for engine in doubtful.values()]
+        random.shuffle(addresses)  # silent ones may take all the time, and not always the same
         with self._ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
             pages = await fetch(hold, addresses, READINESS_PATH, _ANSWER_SECONDS)
         answering = {

@@ -79,6 +79,10 @@ class BodyReader:
         num_arrived = 0
         while arrived := await content.readany():
             num_arrived += len(arrived)
+            if num_arrived > max_bytes:
+                raise _too_large(max_bytes)
+            if gunzip is not None:
+                await _give_way(hold)  # what arrives may have many blocks and no output
             for piece in (arrived,) if gunzip is None else gunzip.feed(arrived):
                 if not hold.reserve(len(piece)):
                     raise build_memory_full()
@@ -86,8 +90,9 @@ class BodyReader:
                     raise _too_large(max_bytes)
                 received += piece
                 if gunzip is not None:
-                    await asyncio.sleep(0)  # lets the event loop serve other requests
-            on_piece(num_arrived)
+                    on_piece(len(received))  # decompressing takes time too
+                    await _give_way(hold)
+            on_piece(max(num_arrived, len(received)))
         if gunzip is not None:
             gunzip.end()
         return bytes(received)
@@ -102,6 +107,12 @@ class BodyReader:
             f"{GRACE_SECONDS:g} s it must average {MIN_BYTES_PER_SECOND} bytes a second",
             Code.BODY_TOO_SLOW,
         )
+
+
+async def _give_way(hold: Hold) -> None:
+    """Let the event loop serve others, and return in a turn in which the owner may do work."""
+    await asyncio.sleep(0)
+    await hold.wait_turn()
 
 
 def _too_large(max_bytes: int) -> GatewayError:

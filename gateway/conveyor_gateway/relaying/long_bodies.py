@@ -1,7 +1,7 @@
 """Finds `model` in JSON bodies that are too long to be parsed in one turn of the event loop. Pure.
 
 Called by `request_life` for requests at the root. Only the first and the last MAX_ROUTED_BYTES are read. The engine
-checks the whole body, so a body that is not JSON, or names several models, gets its error there.
+checks the whole body, so a body that is not JSON gets its error there.
 """
 
 import re
@@ -15,7 +15,7 @@ from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, names_model
 from conveyor_gateway.relaying.forms import ModelField
 
 _KEY: Final = b'"model"'
-_MEMBER: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.){0,512}")', re.DOTALL)
+_MEMBER: Final = re.compile(rb'"model"\s*+:\s*+("(?:[^"\\]|\\.){0,512}")', re.DOTALL)
 _PLACES_MAX: Final = 2  # at each end of a body; each costs as much as parsing MAX_ROUTED_BYTES
 
 
@@ -26,7 +26,8 @@ def find_long_model(body: bytes) -> ModelField:
     an object by themselves.
     """
     for at, is_last in _find_places(body):
-        if (member := _MEMBER.match(body, at)) is None:
+        end = len(body) if is_last else MAX_ROUTED_BYTES
+        if (member := _MEMBER.match(body, at, end)) is None:
             continue
         members = b"{" + body[at:] if is_last else body[: member.end()] + b"}"
         if names_model(members, member[1]):

@@ -1,8 +1,9 @@
-"""Refuses requests that no engine could answer, before they start a service from zero. Pure.
+"""Refuses some requests that no engine could answer, before they start a service from zero. Pure.
 
 Called by `request_life` while the service sleeps. Otherwise its engines refuse such requests, with better messages.
 """
 
+import re
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ class _AnyObject(msgspec.Struct):
 
 
 _OBJECT: Final = msgspec.json.Decoder(_AnyObject)
+_BEGINS_OBJECT: Final = re.compile(rb"\s*+\{")
 
 
 def check_may_wake(service: Service, route: Route, json_body: bytes | None) -> None:
@@ -37,7 +39,7 @@ def check_may_wake(service: Service, route: Route, json_body: bytes | None) -> N
 def _is_object(body: bytes) -> bool:
     """Return whether a body is a JSON object. Of a body of more than MAX_ROUTED_BYTES, only the beginning is read."""
     if len(body) > MAX_ROUTED_BYTES:
-        return body[:100].lstrip().startswith(b"{")
+        return _BEGINS_OBJECT.match(body, 0, MAX_ROUTED_BYTES) is not None
     try:
         _OBJECT.decode(body)
     except (msgspec.DecodeError, RecursionError):

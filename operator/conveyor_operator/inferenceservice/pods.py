@@ -137,8 +137,12 @@ def observe_pod(body: Object) -> PodState:
     conditions: dict[str, Object] = {c["type"]: c for c in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
-    # Only the node's controller leaves the containers ready. The kubelet always writes both conditions.
-    is_lost = ready.get("status") == "False" and conditions.get("ContainersReady", {}).get("status") == "True"
+    # The node's controller leaves the containers ready. The kubelet writes both conditions, or names a readiness gate.
+    is_lost = (
+        ready.get("status") == "False"
+        and ready.get("reason") != "ReadinessGatesNotReady"
+        and conditions.get("ContainersReady", {}).get("status") == "True"
+    )
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
     labels = metadata.get("labels") or {}
     label = str(labels.get(names.INFERENCE_SERVICE_LABEL, ""))

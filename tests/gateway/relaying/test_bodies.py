@@ -70,6 +70,7 @@ def test_a_long_body_names_its_model_near_an_end(body: bytes) -> None:
         b'{"model": "\\ud800", "prompt": "%s"}' % MIB,
         b'{"model": "\xff", "prompt": "%s"}' % MIB,
         b'"model":"a"' * 200_000,
+        b'{"model":' + b" " * (8 << 20) + b'"a"}',  # it takes 1 ms to see that the name is too far from the key
         b'{"x": [' + b'{"model":"x"},' * 100_000 + b'0], "model": 5}',
     ],
     ids=lambda body: repr(body.replace(MIB, b"...")[:60]),

@@ -261,6 +261,13 @@ async def test_a_long_body_at_the_root_is_routed_by_its_model(
         assert [json.loads(body) for _, body in engine.requests] == [{**long, "model": "qwen"}] * 2
 
 
+async def send_empty_blocks() -> AsyncIterator[bytes]:
+    """Send 9 MiB of gzip that decompress to nothing, without a length."""
+    yield gzip.compress(b"")[:10]
+    for _ in range(9):
+        yield b"\x00\x00\x00\xff\xff" * ((1 << 20) // 5)
+
+
 @pytest.mark.parametrize("is_root", [True, False])
 async def test_a_compressed_body_is_decompressed(
     gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession, is_root: bool
@@ -278,6 +285,8 @@ async def test_a_compressed_body_is_decompressed(
         ):
             answer = await post(http, url, wrong, Content_Encoding=encoding)
             assert (answer[0], answer[1]["error"]["code"]) == (status, code)
+        async with http.post(url, data=send_empty_blocks(), headers={"Content-Encoding": "gzip"}) as refused:
+            assert (refused.status, (await refused.json())["error"]["code"]) == (413, "request_too_large")
     ((request, sent),) = engine.requests
     assert json.loads(sent) == {**json.loads(body), "model": "qwen" if is_root else stack.key}
     assert "Content-Encoding" not in request.headers
