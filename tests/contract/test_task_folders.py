@@ -8,7 +8,7 @@ from e2e.cluster.paths import REPOSITORY
 
 ENGINE = REPOSITORY / "engine" / "conveyor_engine"
 # Parts of a step on the device. One task uses them today, and they know no task.
-GENERAL = ("execution.graphs.", "execution.models.")
+GENERAL = ("execution.graphs.", "execution.models.", "execution.attention.")
 
 
 def list_modules() -> dict[str, Path]:

@@ -54,6 +54,7 @@ def choose_device(device: Device) -> torch.device:
 def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedConfig) -> torch.dtype:
     """Return the type of weights, activations and KV cache.
 
+    DeBERTa v1 is computed in float32, because transformers' class fails with other types.
     auto on CUDA: float16 for a model saved in float16, otherwise bfloat16. auto on a CPU: bfloat16 if the CPU has
     instructions for it, otherwise float32.
     """
@@ -62,6 +63,10 @@ def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedCon
             "`dtype: float16` is set, which CPUs compute many times slower; "
             "use `dtype: auto`, `dtype: bfloat16` or `dtype: float32`"
         )
+    if model_config.model_type == "deberta":
+        if dtype not in ("auto", "float32"):
+            raise ConfigError(f"`dtype: {dtype}` is set, and DeBERTa v1 runs in float32 only; use `dtype: auto`")
+        return torch.float32
     if dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if device.type == "cpu":

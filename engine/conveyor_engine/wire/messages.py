@@ -12,6 +12,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
+from conveyor_engine.wire.pictures import PictureSpan
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams, Thinking
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -37,6 +38,7 @@ class Prompt(msgspec.Struct, array_like=True):
     choices: list[tuple[str, SamplingParams | None]]
     num_steps: int = 1
     group: int = 0
+    pictures: tuple[PictureSpan, ...] = ()
 
 
 class Add(_Message):
@@ -73,6 +75,7 @@ class Add(_Message):
                     [(request.request_id, request.params) for request in group],
                     group[0].num_steps,
                     group[0].group,
+                    tuple(group[0].pictures),
                 )
                 for group in groups
             ],
@@ -102,6 +105,7 @@ class Add(_Message):
                     payload_cost=prompt.payload_cost,
                     num_steps=prompt.num_steps,
                     group=prompt.group,
+                    pictures=prompt.pictures,
                     params=params,
                     grammar=self.grammar,
                     thinking=self.thinking,

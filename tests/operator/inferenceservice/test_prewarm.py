@@ -68,9 +68,9 @@ def test_the_job_requests_little_beside_an_engine_and_names_what_a_quota_may_req
 def test_only_these_fields_of_a_pod_are_the_job_s() -> None:
     spec = job_pod(pod=build_full_body()["spec"]["pod"] | {"resourceClaims": [{"name": "a", "resourceClaimName": "b"}]})
     assert set(spec["spec"]) == {
-        "affinity", "automountServiceAccountToken", "containers", "enableServiceLinks", "imagePullSecrets",
-        "nodeSelector", "priorityClassName", "restartPolicy", "runtimeClassName", "schedulerName", "securityContext",
-        "serviceAccountName", "tolerations", "volumes",
+        "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "enableServiceLinks", "hostAliases",
+        "hostUsers", "imagePullSecrets", "nodeSelector", "priorityClassName", "restartPolicy", "runtimeClassName",
+        "schedulerName", "securityContext", "serviceAccountName", "tolerations", "volumes",
     }  # fmt: skip
 
 

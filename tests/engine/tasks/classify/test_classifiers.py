@@ -119,9 +119,17 @@ def test_a_model_without_a_token_for_padding_runs_in_batches(tmp_path: Path) -> 
 
 
 def test_half_precision_is_not_taken_for_another_head(tmp_path: Path) -> None:
-    for kind in KINDS:
+    for kind in set(KINDS) - {"deberta"}:
         save_classifier(kind, tmp_path / kind, num_hidden_layers=12)
         assert make_core(tmp_path / kind, dtype="bfloat16").executor is not None
+
+
+def test_deberta_v1_runs_in_float32(tmp_path: Path) -> None:
+    """Transformers' class adds numbers of both types in other ones."""
+    save_classifier("deberta", tmp_path)
+    assert make_core(tmp_path, dtype="auto").facts.dtype == "float32"
+    with pytest.raises(ConfigError, match="DeBERTa v1 runs in float32 only"):
+        make_core(tmp_path, dtype="bfloat16")
 
 
 def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(classifier: GetClassifier) -> None:

@@ -105,6 +105,16 @@ def test_a_chat_with_images_gets_the_answer_of_transformers(seeing: Seeing, stre
     assert (found, usage.prompt_tokens) == (text, number)
 
 
+def test_the_same_text_with_another_image_gets_another_answer(seeing: Seeing) -> None:
+    """The first blocks of both prompts have the same tokens."""
+    for image in (IMAGES[1], IMAGES[2], IMAGES[1]):
+        expected, _ = seeing.expect(SHOWN, [image, IMAGES[0]])
+        answer = seeing.openai.chat.completions.create(
+            model="tiny", messages=chat(as_url(image), as_url(IMAGES[0])), max_tokens=MAX_TOKENS, temperature=0
+        )
+        assert answer.choices[0].message.content == expected
+
+
 def test_a_response_to_images_is_the_same(seeing: Seeing) -> None:
     text, number = seeing.expect(SHOWN, IMAGES[:2])
     content: Any = [
