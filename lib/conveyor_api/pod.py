@@ -61,13 +61,20 @@ PodAnnotations = Annotated[
 ]
 
 
+# Those of a ServiceAccount or a Service give rights of a cloud, or publish names.
+GivenAnnotations = Annotated[
+    Annotations,
+    TenantRule("size(self) == 0", "is for profiles: clouds read such annotations", lambda annotations: not annotations),
+]
+
+
 class Metadata(ApiModel):
     """Labels and annotations for all objects that Conveyor creates for the service, except its pods."""
 
     labels: OwnLabels = Field(default_factory=dict)
     """Labels in addition to Conveyor's."""
-    annotations: Annotations = Field(default_factory=dict)
-    """Annotations in addition to Conveyor's."""
+    annotations: GivenAnnotations = Field(default_factory=dict)
+    """Annotations in addition to Conveyor's, in profiles only."""
 
 
 class SecurityProfile(ApiModel):

@@ -548,6 +548,12 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "must not contain Conveyor's own labels",
         metadata={"labels": {"conveyor.dev/inference-service": "x"}},
     ),
+    bad(
+        "annotation for all children",
+        "spec.metadata.annotations",
+        "is for profiles: clouds read such annotations",
+        metadata={"annotations": {"eks.amazonaws.com/role-arn": "x"}},
+    ),
     pod("privileges", ".securityContext.privileged", "unknown field", securityContext={"privileged": True}),
     pod("the node's network", ".hostNetwork", "unknown field", hostNetwork=True),
     volume("folder of the node", ".hostPath", "unknown field", hostPath={"path": "/"}),

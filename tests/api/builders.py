@@ -97,7 +97,7 @@ def build_full_body() -> Json:
             "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},
             "limits": {"memory": "16Gi", "nvidia.com/gpu": "1"},
         },
-        metadata={"labels": {"cost-center": "42"}, "annotations": {"example.com/owner": "search"}},
+        metadata={"labels": {"cost-center": "42"}},
         pod={
             "hostUsers": False,
             "dnsConfig": {
