@@ -35,8 +35,9 @@ def build_config(header: Header) -> Config:
 
 
 def _find_token(header: Header, key: str) -> int | None:
-    token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-    return token if type(token) is int else None
+    token, tokens = header.metadata.get(f"tokenizer.ggml.{key}_token_id"), header.metadata.get("tokenizer.ggml.tokens")
+    is_known = type(token) is int and isinstance(tokens, list) and 0 <= token < len(tokens)
+    return token if is_known else None
 
 
 def _read(header: Header, key: str, kind: type[Number], default: Number | None = None) -> Number:
@@ -88,6 +89,9 @@ def _read_rope(header: Header) -> Config:
     scaling = header.find("rope.scaling.type")
     if "rope_freqs.weight" in header.tensors:
         return rope | _read_llama3(header, rope["rope_theta"])
+    factors = header.find("rope.scaling.factor"), header.find("rope.scale_linear")  # the second is the older name
+    if scaling is None and (factor := next((each for each in factors if each), None)) not in (None, 1):
+        return rope | {"rope_type": "linear", "factor": factor}
     if scaling in (None, "none", "longrope"):  # long and short factors are tensors
         return rope
     if scaling not in ("linear", "yarn"):

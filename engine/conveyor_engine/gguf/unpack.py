@@ -98,13 +98,14 @@ def _read_settings(header: Header, found: Mapping[str, Any], tokens: Sequence[st
         settings.setdefault("add_bos_token", True)  # llama.cpp adds it unless the file says otherwise
     for name, key in _SPECIAL.items():
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if type(token) is int and token < len(tokens):
+        if type(token) is int and 0 <= token < len(tokens):
             settings[name] = tokens[token]
     return settings
 
 
 def _find_ends(header: Header, tokens: Sequence[str]) -> list[int]:
-    named = {header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in _ENDS}
+    found = (header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in _ENDS)
+    named = {token for token in found if type(token) is int}
     kinds = header.metadata.get("tokenizer.ggml.token_type")
     kinds = kinds if isinstance(kinds, list) else []
     known = {
@@ -112,4 +113,4 @@ def _find_ends(header: Header, tokens: Sequence[str]) -> list[int]:
         for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == _CONTROL and text in _ENDING_TEXTS
     }
-    return sorted(token for token in named | known if type(token) is int and token < len(tokens))
+    return sorted(token for token in named | known if 0 <= token < len(tokens))

@@ -56,9 +56,10 @@ class BlockTables:
         num_hits, hits, window_hits = self._match(request)
         num_cached = num_hits * self._block_size
         missing = self.count_blocks(num_tokens) * self._tables.full - len(hits)
+        first_window = max(num_cached, self._tables.window)  # cached tokens are a window already
         of_window, of_step = (
-            self._tables.windowed * max(0, self.count_blocks(min(num_tokens, num_cached + more)) - num_hits)
-            for more in (self._tables.window, self._tables.window + self._step_tokens)
+            self._tables.windowed * max(0, self.count_blocks(min(num_tokens, first_window + more)) - num_hits)
+            for more in (0, self._step_tokens)
         )
         num_freed = self._blocks.num_free_among(hits + window_hits)
         if missing + of_step + num_freed + spare_blocks > self._blocks.num_free:

@@ -13,7 +13,7 @@ from conveyor_engine.errors import Overloaded
 
 # 64 MiB of memory, at 4 bytes per token. The longest context has this many tokens, so every valid prompt fits alone.
 HELD_TOKENS_MAX: Final = MAX_TOKENS
-HELD_TOKENS_MAX_WITH_IMAGES: Final = 8 * MAX_TOKENS  # an image of two megapixels takes as much as 3 million tokens
+HELD_TOKENS_MAX_WITH_IMAGES: Final = 8 * MAX_TOKENS  # an image of two megapixels is up to 6 million
 
 
 class HeldRequests:

@@ -3,9 +3,12 @@
 from array import array
 
 import pytest
-from tests.engine.builders import make_request, make_scheduler, make_state, run_all, run_step
+from tests.engine.builders import make_facts, make_request, make_scheduler, make_state, run_all, run_step
 
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.wire.kv_tables import KVTables
 
 
 def test_requests_that_arrive_together_share_their_prefix_in_one_step() -> None:
@@ -87,3 +90,18 @@ def test_no_salt_has_the_hash_of_a_block_as_its_root() -> None:
     block = make_state(list(range(4))).hashes_of_full_blocks(4, 4)[0]
     salt = array("I", range(4)).tobytes().decode()
     assert RequestState(make_request("a", 4, cache_salt=salt), ()).cache_root != block
+
+
+def test_a_windowed_prompt_with_a_cached_prefix_fits_a_pool_for_one_request() -> None:
+    """Its cached blocks are a window already. With room for a second one, it would never be admitted."""
+    tables = KVTables(full=0, windowed=1, window=512, in_flight=128)
+    facts = make_facts(
+        max_model_len=4096, block_size=16, max_num_batched_tokens=64, max_num_seqs=2, kv_tables=tables,
+        num_kv_blocks=tables.count_needed(4096, 16),
+    )  # fmt: skip
+    scheduler = Scheduler(EngineConfig(model="m"), facts)
+    for name, length in (("a", 1600), ("b", 3000)):
+        scheduler.add_request(make_request(name, [token % 50 for token in range(length)]))
+        run_all(scheduler)
+    assert not scheduler.requests
+    assert scheduler.stats().prefix_cache_hit_tokens > 512

@@ -50,9 +50,10 @@ def add_adapters(
 
 
 def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:
-    """Yield the path of each linear layer that may have adapters, and its slices. The head has none."""
+    """Yield the path and the slices of each linear layer that may have adapters: not the head, nor parts for images."""
     merged: set[str] = set()
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    left_out = {head} | _find_parts_for_images(model)
     for path, module in model.named_modules():
         if isinstance(module, Attention):
             yield f"{path}.qkv_proj", _slice(path, _sizes_of(module), "qkv_proj")
@@ -61,8 +62,15 @@ def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:
             size = module.gate_up_proj.out_features // 2
             yield f"{path}.gate_up_proj", _slice(path, {"gate_proj": size, "up_proj": size}, "gate_up_proj")
             merged.add(f"{path}.gate_up_proj")
-        elif isinstance(module, nn.Linear | PackedLinear) and module is not head and path not in merged:
+        elif isinstance(module, nn.Linear | PackedLinear) and module not in left_out and path not in merged:
             yield path, {path: slice(0, module.out_features)}
+
+
+def _find_parts_for_images(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that compute images outside of the text decoder. They run before a step's rows are known."""
+    if not (isinstance(model, PreTrainedModel) and hasattr(model.base_model, "get_image_features")):
+        return set()
+    return set(model.base_model.modules()) - set(model.get_decoder().modules())
 
 
 def _sizes_of(attention: Attention) -> dict[str, int]:

@@ -9,7 +9,7 @@ requests.
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -123,10 +123,15 @@ class Sight:
 
     def is_in(self, rows: Sequence[int], num_computed_tokens: Sequence[int]) -> bool:
         """Return whether a step that computes these rows from these tokens on needs `see`."""
-        return bool(self._rows) and any(
-            (found := self._rows.get(row)) is not None and computed < found.end
-            for row, computed in zip(rows, num_computed_tokens, strict=True)
-        )
+        is_in = False
+        for row, computed in zip(rows, num_computed_tokens, strict=True) if self._rows else ():
+            if (found := self._rows.get(row)) is None:
+                continue
+            if computed < found.end:
+                is_in = True
+            elif found.pictures:  # they are not needed again: a row that begins again is admitted with them
+                self._rows[row] = replace(found, pictures=[])
+        return is_in
 
     def see(self, layout: Layout, input_ids: torch.Tensor) -> Seen:
         """Compute what the forward of input_ids (1, T) needs. Encodes pictures whose features are not kept."""

@@ -64,7 +64,7 @@ def open_sight(
 def _check_sight(sight: Sight, reader: ChatPictures, layers: list[LayerShape], shapes: Shapes) -> None:
     """Raise ModelError if the model cannot run with pictures, or gives other results than transformers."""
     model, random = sight.model, Random(0)
-    picture, text = reader.read(Image.effect_noise(_SIZE, 60).convert("RGB"))
+    picture, text = reader.read(Image.frombytes("RGB", _SIZE, random.randbytes(3 * _SIZE[0] * _SIZE[1])))
     vocab_size = model.get_input_embeddings().num_embeddings
     around = [[random.randrange(vocab_size) for _ in range(_NUM_TOKENS)] for _ in range(2)]
     tokens = [token for part in around for token in part if token != sight.place_id]
