@@ -212,10 +212,6 @@ class Tokenizer:
             problem = f"the model's chat template makes more than {max_characters} characters of your messages"
             raise context_exceeded(max_tokens, f"{problem}. {SHORTEN}", param="messages") from None
 
-    def encode_rendered(self, text: str, max_tokens: int, truncation: Truncation | None = None) -> list[int]:
-        """Return the token ids of a chat's rendered text. Raises InvalidRequest."""
-        return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)
-
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens. Raises InvalidRequest."""
         try:

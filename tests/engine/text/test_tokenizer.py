@@ -45,7 +45,8 @@ def encode_chat(
     variables: dict[str, Any] | None = None,
     rendering: Rendering = RENDERING,
 ) -> list[int]:
-    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_tokens, variables, rendering), max_tokens)
+    text = tokenizer.render_chat(messages, max_tokens, variables, rendering)
+    return tokenizer.encode(text, max_tokens, add_special_tokens=False, param="messages")
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:

@@ -27,11 +27,6 @@ class Conversation(NamedTuple):
     pictures: list[PlacedPicture]
 
 
-def render_conversation(model: ServedModel, fields: ChatRequest, longest: int) -> str:
-    """Render messages without images. longest: context length in tokens. Raises InvalidRequest."""
-    return _render(model, fields, fields.messages_for_template(), longest)
-
-
 def read_conversation(
     model: ServedModel,
     fields: ChatRequest,
