@@ -17,8 +17,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.gguf import config
+from conveyor_engine.gguf import unpack as unpacking
 from conveyor_engine.gguf.files import choose_files, find_files
-from conveyor_engine.gguf.header import read_header
+from conveyor_engine.gguf.header import Header, read_header
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.text.tokenizer import Tokenizer
 
@@ -236,3 +238,19 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     write_model(model, tmp_path / "a.gguf", merges=["not there"])
     with pytest.raises(ModelError, match=r"the GGUF file's tokenizer cannot be used: .*BPE"):
         unpack(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("key", ["scaling.factor", "scale_linear"])
+@pytest.mark.parametrize(("factor", "kind"), [(4.0, "linear"), (1.0, "default")])
+def test_positions_are_scaled_linearly_if_a_factor_has_no_type(key: str, factor: float, kind: str) -> None:
+    header = Header({"general.architecture": "llama", f"llama.rope.{key}": factor}, {})
+    assert config._read_rope(header)["rope_type"] == kind
+
+
+@pytest.mark.parametrize("token", [-1, 2, 2**32 - 1, True, [1], "1"])
+def test_a_special_token_outside_of_the_vocabulary_does_not_count(token: Any) -> None:
+    names = {f"tokenizer.ggml.{key}_token_id": token for key in ("eos", "padding")}
+    header = Header({"tokenizer.ggml.tokens": ["a", "b"], **names}, {})
+    assert config._find_token(header, "padding") is None
+    assert unpacking._find_ends(header, ["a", "b"]) == []
+    assert unpacking._read_settings(header, {}, ["a", "b"]) == {}

@@ -72,10 +72,8 @@ class Scheduler:
         self._max_num_queued = config.max_num_queued_requests
         # Prefixes are not shared if rows are padded or have states, if there is no KV cache, or if the task computes
         # whole prompts.
-        has_prefixes = facts.num_kv_blocks > 0 and not (
-            self._task.whole_prompts or self._policy.pads or facts.has_states
-        )
-        self._prefix_caching = config.prefix_caching and has_prefixes
+        shares_none = self._task.whole_prompts or self._policy.pads or facts.has_states
+        self._prefix_caching = config.prefix_caching and facts.num_kv_blocks > 0 and not shares_none
         self._counters = Counters()
         observed = 0 if config.workload is not None else facts.num_kv_blocks
         self._carried = Carried(facts.max_num_seqs, facts.num_held, observed)

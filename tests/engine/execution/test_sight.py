@@ -14,6 +14,7 @@ from tests.engine.seeing_models import FAMILIES, make_image, save_seeing_model
 from transformers import LlavaModel, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.models.adapt import _find_places
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.generate.chat_pictures import ChatPictures, load_chat_pictures
@@ -244,3 +245,12 @@ def test_a_processor_is_loaded_without_the_model_s_code(tmp_path: Path) -> None:
     picture, text = reader.read(make_image(60, 60, 1))
     assert text == reader.mark * picture.num_places
     assert reader.read(make_image(60, 60, 2))[0].digest() != picture.digest()
+
+
+def test_no_adapter_changes_the_parts_that_compute_images(seeing: GetSeeing) -> None:
+    of_kind = seeing("llava")
+    of_kind.make_core()
+    assert any("multi_modal_projector" in name for name, _ in of_kind.runner.model.named_modules())
+    places = list(dict(_find_places(of_kind.runner.model)))
+    assert places
+    assert not [path for path in places if "multi_modal_projector" in path or "vision_tower" in path]
