@@ -116,13 +116,15 @@ nightly: test-slow test-nightly test-oldest-slow test-oldest-nightly e2e fresh f
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ tests/release/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
-# Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
+# Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates; transformers 5.17 compiles DeBERTa by a
+# function that torch 2.11 deprecates.
 # Without the tests of the kernels in C, which depend on none of these packages; test_parity.py runs models with them.
 # Without those of GGUF files, which need transformers 5.23 for the tokenizers; the engine says so.
 test-oldest: venv ## Run the tests of execution and of models' answers with the oldest torch, Triton, transformers and NumPy
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
-		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' -m '$(SELECT)' \
+		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' \
+		-W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning' -m '$(SELECT)' \
 		tests/engine/execution --ignore=tests/engine/execution/native \
 		--ignore=tests/engine/execution/models/test_gguf.py \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py \
