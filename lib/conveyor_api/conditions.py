@@ -91,6 +91,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     CHILD_REFUSED = "ChildRefused"
     CHILD_NOT_OWNED = "ChildNotOwned"
+    CONTESTED = "Contested"
     CLAIM_NOT_FOUND = "ClaimNotFound"
     SECRET_NOT_FOUND = "SecretNotFound"
     # The model is missing or cannot be used; the engine reports it.
@@ -153,6 +154,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.CHILD_REFUSED: "The API server refused to store a child object; the message is its response.",
     Reason.CHILD_NOT_OWNED: "An object with a name that Conveyor needs belongs to something else; delete the "
     "object, or rename the service.",
+    Reason.CONTESTED: "Somebody else keeps changing a child object. The operator restores it after pauses of 2 s to 5 "
+    "min; the message names the field manager and the fields.",
     Reason.CLAIM_NOT_FOUND: "The PersistentVolumeClaim that the spec names does not exist.",
     Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
     Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is not a model.",
@@ -199,6 +202,7 @@ ENGINE_FAILURES: Final = frozenset(map(Reason, FailureReason)) - MODEL_FAILURES
 POD_FAILURES: Final = (
     Reason.CHILD_REFUSED,
     Reason.CHILD_NOT_OWNED,
+    Reason.CONTESTED,
     Reason.CLAIM_NOT_FOUND,
     Reason.SECRET_NOT_FOUND,
     *sorted(MODEL_FAILURES),
@@ -282,6 +286,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.AUTOSCALER_FAILED,
         Reason.CHILD_REFUSED,
         Reason.CHILD_NOT_OWNED,
+        Reason.CONTESTED,
     ),
     ConditionType.NAME_CLAIMED: (
         Reason.NAME_CLAIMED,

@@ -22,7 +22,7 @@ from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
 from conveyor_operator.kinds import CLAIM, DEPLOYMENT, REPLICA_SET, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId, id_of
-from conveyor_operator.loop.differences import hash_applied
+from conveyor_operator.loop.differences import find_contested, hash_applied
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
@@ -118,7 +118,7 @@ class ServiceCase:
         situation = Situation(
             self._service.spec,
             self._observed,
-            found.obstacles,
+            (*found.obstacles, *find_contested(memory)),
             self._snapshot.metrics_api,
             now=now,
             activity=self._snapshot.activity,

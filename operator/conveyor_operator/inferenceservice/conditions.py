@@ -78,11 +78,12 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     by_type, type = {part.type: part for part in parts}, ConditionType.READY
     answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]
     obstacle = situation.serving_obstacle if answers else situation.serving_obstacle or situation.obstacle()
-    if obstacle is not None and not (obstacle.temporary and answers):
+    contested = obstacle is not None and obstacle.reason == Reason.CONTESTED
+    if obstacle is not None and not (answers and (obstacle.temporary or contested)):
         return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
         return Judged(type, "True", Reason.SCALED_TO_ZERO, situation.why_none)
-    if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
+    if answers and (obstacle is None or contested) and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
         starts = workload.reason == Reason.PODS_STARTING and not situation.former.was_whole

@@ -17,7 +17,8 @@ def find_applies(owner: Owner, desired: Iterable[Object], children: Children, me
     """Return an apply for each desired child that is missing, changed or drifted, unless its name is taken.
 
     A child needs no apply if the operator sent the same body before and the result is still unchanged. Within one
-    reconcile each child is applied only once, because an admission webhook may alter the body each time.
+    reconcile each child is applied only once, because an admission webhook may alter the body each time. A contested
+    child is not restored during its pause, but a change of the spec is applied.
     """
     applies = []
     done = {step.id for step in memory.done if isinstance(step, Apply)}
@@ -26,7 +27,10 @@ def find_applies(owner: Owner, desired: Iterable[Object], children: Children, me
         child = children.get(id)
         if id in memory.refused or id in done or (child is not None and find_obstacle(owner, child) is not None):
             continue
-        if reason := _why_apply(body, child, memory.applied.get(id)):
+        applied = memory.applied.get(id)
+        if id in memory.paused and applied is not None and applied.sent == hash_of(body):
+            continue
+        if reason := _why_apply(body, child, applied):
             applies.append(Apply(body, reason))
     return applies
 
@@ -67,6 +71,11 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
     whose = f"belongs to {child.controller}{group}" if child.controller else "was not created by Conveyor"
     message = f"{child.kind} {child.name} already exists and {whose}. Delete it, or use another name for the {kind}."
     return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message)
+
+
+def find_contested(memory: Memory) -> list[Obstacle]:
+    """Return an obstacle for each contested child, for the status. No plan stops for it."""
+    return [Obstacle(*id, Reason.CONTESTED, contest.cause) for id, contest in memory.open_contests.items()]
 
 
 def find_unwanted(owner: Owner, desired: Iterable[Object], children: Children) -> Iterator[Delete]:

@@ -18,6 +18,7 @@ from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError, Conflict, Refused
 from conveyor_operator.kinds import Key
 from conveyor_operator.loop.child import ChildId, hash_of, observe_child
+from conveyor_operator.loop.contests import Contest, explain
 from conveyor_operator.loop.differences import is_restored
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.report import Reporter
@@ -85,6 +86,7 @@ class Reconciler:
                 logger.debug("event=planned key=%s steps=%s", key, "; ".join(map(_describe, plan)) or "none")
             if not steps:
                 times = [step.at for step in plan if isinstance(step, RequeueAt)]
+                times += _find_ends(memory, now)
                 memory.waiting_since = (memory.waiting_since or now) if times else None
                 return min(times, default=None)
             for step in steps:
@@ -120,6 +122,9 @@ class Reconciler:
         """
         logger.info("event=apply key=%s kind=%s name=%s reason=%s", key, *step.id, step.reason)
         kind, before = self._kinds[step.id[0]], case.children.get(step.id)
+        contest, edited = memory.contests.get(step.id), None
+        if before is not None and contest is not None and contest.pauses_next:
+            edited = await self._cluster.get(kind, key.namespace, before.name)
         former = memory.applied.pop(step.id, None)
         try:
             found = await self._cluster.apply(kind, step.body, names.FIELD_MANAGER, must_be_new=before is None)
@@ -135,6 +140,10 @@ class Reconciler:
         memory.applied[step.id] = applied
         if is_restored(step, before, former, applied):
             memory.restored[step.id] = before is None
+            cause = explain(step.id, edited, found) if contest is not None and contest.pauses_next else ""
+            memory.contests[step.id] = Contest(contest.restores + 1 if contest else 1, datetime.now(UTC), cause)
+        elif step.reason == "changed":
+            memory.contests.pop(step.id, None)
 
     async def _hold(self, key: Key, case: Case, step: Hold) -> None:
         kind, name = self._kinds[step.id[0]], step.id[1]
@@ -152,6 +161,7 @@ class Reconciler:
         logger.info("event=delete key=%s kind=%s name=%s", key, kind, name)
         await self._cluster.delete(self._kinds[kind], key.namespace, name, step.uid)
         memory.applied.pop(step.id, None)
+        memory.contests.pop(step.id, None)
         case.lose(step.id)
 
     async def _report(self, key: Key, resource: Resource, body: Object, case: Case, memory: Memory) -> None:
@@ -172,7 +182,7 @@ class Reconciler:
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = self._resources[key.kind].new_memory(uid)
-        memory.begin()
+        memory.begin(datetime.now(UTC))
         return memory
 
 
@@ -185,6 +195,12 @@ def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
         temporary, message = not isinstance(error, Refused), f"{' '.join(id)}: {error.message}"
         memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, message, temporary)
         raise
+
+
+def _find_ends(memory: Memory, now: datetime) -> list[datetime]:
+    """Return when pauses and contests end, because no watch reports this."""
+    times = [(contest.resumes_at, contest.ends_at) for contest in memory.open_contests.values()]
+    return [min(at for at in each if at > now) for each in times if each[-1] > now]
 
 
 def _describe(step: Step) -> str:

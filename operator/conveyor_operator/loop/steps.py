@@ -9,6 +9,7 @@ from typing import Any
 
 from conveyor_api.conditions import Reason
 from conveyor_operator.loop.child import ChildId, id_of
+from conveyor_operator.loop.contests import Contest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Memory:
     """When an Event last reported that a child was restored, in monotonic seconds."""
     former_hash: str = ""
     """The result of `hash_applied` for what the previous operator process applied. Cleared at the first plan."""
+    contests: dict[ChildId, Contest] = field(default_factory=dict)
+    """Children that were restored lately, and how often."""
     failing: bool = False
     """Whether the previous reconcile ended with an ApiError."""
     waiting_since: datetime | None = None
@@ -97,7 +100,16 @@ class Memory:
     """Obstacles from failed calls."""
     restored: dict[ChildId, bool] = field(default_factory=dict)
     """Children whose edits were undone; True if they had been deleted."""
+    paused: frozenset[ChildId] = frozenset()
+    """Contested children that must not be restored yet."""
 
-    def begin(self) -> None:
+    def begin(self, now: datetime) -> None:
         """Clear what belongs to a single reconcile, before the next one."""
         self.done, self.refused, self.restored = [], {}, {}
+        self.contests = {id: contest for id, contest in self.contests.items() if now < contest.ends_at}
+        self.paused = frozenset(id for id, contest in self.contests.items() if now < contest.resumes_at)
+
+    @property
+    def open_contests(self) -> dict[ChildId, Contest]:
+        """The contested children, which the operator restores after a pause only."""
+        return {id: contest for id, contest in self.contests.items() if contest.is_open}

@@ -32,6 +32,7 @@ CAUSES: dict[str, Callable[[Json], Json]] = {
 BY_OTHER_TESTS = {
     Reason.CHILD_REFUSED, Reason.CHILD_NOT_OWNED,  # test_refused_children, test_not_adopted
     Reason.PODS_REFUSED, Reason.PROGRESS_DEADLINE_EXCEEDED,  # below
+    Reason.CONTESTED,  # test_contested
     Reason.NODE_LOST,  # test_conditions: the kubelet that plays here cannot be lost
 }  # fmt: skip
 QUICK = ("OOMKilled", "ImagePullFailed")
