@@ -12,9 +12,10 @@ from typing import TextIO
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_kubectl import advising, tuning
+from conveyor_kubectl import advising, rolling_back, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
+from conveyor_kubectl.rolling_back import find_dropped
 from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
 from conveyor_kubectl.words import build_findings, build_json, build_text
 
@@ -54,7 +55,17 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("-n", "--namespace", help="namespace of the service (default: the context's)")
     tuning.add_arguments(tuned)
     checking = commands.add_parser("check", help="check whether a cluster has what Conveyor needs", description=_CHECK)
-    for command in (explaining, checking, tuned, advised):
+    going_back = commands.add_parser(
+        "rollback-check", help="show which fields a rollback would drop", description=rolling_back.DESCRIPTION
+    )
+    going_back.add_argument(
+        "manifests",
+        metavar="FILE",
+        nargs="?",
+        default="-",
+        help="manifests of the older release (default: standard input)",
+    )
+    for command in (explaining, checking, tuned, advised, going_back):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
@@ -78,6 +89,12 @@ def _check(cluster: Cluster) -> int:
     return 1 if any(finding.verdict is Verdict.MISSING for finding in findings) else 0
 
 
+def _check_rollback(cluster: Cluster, flags: argparse.Namespace) -> int:
+    dropped = find_dropped(cluster, flags.manifests)
+    _print("\n".join(dropped) or "no field in use would be dropped")
+    return 1 if dropped else 0
+
+
 def _print(text: str, file: TextIO | None = None) -> None:
     """Print text.
 
@@ -99,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         match flags.command:
             case "check":
                 return _check(cluster)
+            case "rollback-check":
+                return _check_rollback(cluster, flags)
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":

@@ -14,12 +14,10 @@ from conveyor_api.crd import build_crd
 from conveyor_api.quantities import parse_quantity
 from conveyor_insight.facts import Object
 from conveyor_kubectl.cluster import Cluster, Refused
+from conveyor_kubectl.rolling_back import CRD
 from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, SCALED_OBJECT, ObjectKind
 
 OLDEST_KUBERNETES: Final = (1, 34)
-_CRD: Final = ObjectKind(
-    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
-)
 _BINDING: Final = ObjectKind(
     "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
@@ -83,7 +81,7 @@ def _check_version(cluster: Cluster) -> Answer:
 
 def _check_rights(cluster: Cluster) -> Answer:
     """Check the right to create CRDs, ClusterRoles, ClusterRoleBindings and Deployments, as the chart does."""
-    needed = (_CRD, CLUSTER_ROLE, _BINDING, DEPLOYMENT)
+    needed = (CRD, CLUSTER_ROLE, _BINDING, DEPLOYMENT)
     refused = [kind.plural for kind in needed if not cluster.may("create", kind, names.SYSTEM_NAMESPACE)]
     if refused:
         return Verdict.MISSING, f"you may not create {', '.join(refused)}; install with an account that may"
@@ -147,7 +145,7 @@ def _is_default(storage_class: Object) -> bool:
 
 
 def _check_crd(cluster: Cluster) -> Answer:
-    body = cluster.find(_CRD.path(None, names.CRD_NAME))
+    body = cluster.find(CRD.path(None, names.CRD_NAME))
     if body is None:
         return Verdict.GOOD, "not installed yet; the chart installs it"
     if [version["schema"] for version in body["spec"]["versions"]] == [
