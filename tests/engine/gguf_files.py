@@ -17,13 +17,15 @@ Array = npt.NDArray[Any]
 ARCHITECTURES = {
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "granite": MODEL_ARCH.GRANITE,
     "llama": MODEL_ARCH.LLAMA,
     "phi3": MODEL_ARCH.PHI3,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
 }
-NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}  # of architectures, where GGUF's is another
+NAMES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}  # where GGUF's is another
 BLOCK = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}  # which the package does not write
 
 
@@ -88,10 +90,15 @@ def write_numbers(writer: GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type == "qwen3_moe":
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type in ("gpt_oss", "qwen3_moe"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
 
 
 def write_weights(writer: GGUFWriter, model: PreTrainedModel, kind: str) -> dict[str, torch.Tensor]:
@@ -99,29 +106,45 @@ def write_weights(writer: GGUFWriter, model: PreTrainedModel, kind: str) -> dict
     names = get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     state = {name: tensor for name, tensor in model.state_dict().items() if not is_tied(model, name)}
     for name, tensor in state.items():
-        parts = {"": tensor}
-        if name.endswith("experts.gate_up_proj"):
-            gate, up = tensor.chunk(2, dim=1)
-            parts = {"gate": gate, "up": up}
-        elif name.endswith("experts.down_proj"):
-            parts = {"down": tensor}
         written = []
-        for part, values in parts.items():
+        for part, values in split_experts(config, name, tensor).items():
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             if part:
-                found = f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"
+                end = "bias" if name.endswith("bias") else "weight"
+                found = f"blk.{name.split('.')[2]}.ffn_{part}_exps.{end}"
             assert found is not None, name
+            found += ".weight" if name.endswith("sinks") else ""
             changed = change(config, name, values)
             read = write_tensor(writer, found, changed.float().numpy(), kind if changed.dim() > 1 else "F32")
             written.append(change(config, name, torch.from_numpy(read.copy()), back=True))
-        stored[name] = torch.cat(written, dim=1) if len(written) > 1 else written[0]
+        stored[name] = join_experts(config, name, written)
     if "rope_type" in config.rope_parameters and config.rope_parameters["rope_type"] == "llama3":
         write_tensor(writer, "rope_freqs.weight", llama3_factors(config), "F32")
     writer.add_file_type(LlamaFileType[FILE_TYPES.get(kind, f"MOSTLY_{kind}")])
     return stored
 
 
-FILE_TYPES = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M", "Q5_K": "MOSTLY_Q5_K_M"}
+def split_experts(config: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the parts that llama.cpp stores, by their names; the tensor itself if it has no experts."""
+    is_gpt_oss = config.model_type == "gpt_oss"
+    if "experts.gate_up_proj" not in name and "experts.down_proj" not in name:
+        return {"": tensor}
+    if is_gpt_oss and tensor.dim() == 3:
+        tensor = tensor.transpose(1, 2)
+    if "down_proj" in name:
+        return {"down": tensor.contiguous()}
+    gate, up = (tensor[:, ::2], tensor[:, 1::2]) if is_gpt_oss else tensor.chunk(2, dim=1)
+    return {"gate": gate.contiguous(), "up": up.contiguous()}
+
+
+def join_experts(config: Any, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if config.model_type != "gpt_oss" or "experts" not in name:
+        return torch.cat(list(parts), dim=1) if len(parts) > 1 else parts[0]
+    joined = torch.stack(list(parts), dim=2).flatten(1, 2) if len(parts) > 1 else parts[0]
+    return joined.transpose(1, 2) if joined.dim() == 3 else joined
+
+
+FILE_TYPES = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M", "Q5_K": "MOSTLY_Q5_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}
 
 
 def is_tied(model: PreTrainedModel, name: str) -> bool:
@@ -133,7 +156,7 @@ def change(config: Any, name: str, tensor: torch.Tensor, back: bool = False) -> 
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return tensor - 1 if back else tensor + 1
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if config.model_type != "llama" or heads is None:
+    if config.model_type not in ("granite", "llama") or heads is None:
         return tensor
     halves = (heads, -1, 2, *tensor.shape[1:]) if back else (heads, 2, -1, *tensor.shape[1:])
     return tensor.reshape(halves).swapaxes(1, 2).reshape(tensor.shape)

@@ -221,7 +221,7 @@ def write_values(path: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"architecture": "rwkv7"}, "has the architecture 'rwkv7'; this engine reads gemma2, gemma3, lfm2, llama"),
+        ({"architecture": "rwkv7"}, "has the architecture 'rwkv7'; this engine reads gemma2, gemma3, gpt-oss, granite"),
         ({"architecture": "qwen35"}, "the GGUF file's metadata is not that of qwen35"),
         ({}, "the GGUF file's llama.feed_forward_length is None, not one int"),
         ({"llama.feed_forward_length": [1, 2]}, r"feed_forward_length is \[1, 2\], not one int"),
@@ -254,3 +254,13 @@ def test_a_special_token_outside_of_the_vocabulary_does_not_count(token: Any) ->
     assert config._find_token(header, "padding") is None
     assert unpacking._find_ends(header, ["a", "b"]) == []
     assert unpacking._read_settings(header, {}, ["a", "b"]) == {}
+
+
+def test_in_the_format_of_gpt_oss_a_part_of_an_answer_does_not_end_it() -> None:
+    """Its <|end|> stands behind the thinking. Phi's ends the answer."""
+    tokens = ["a", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    kinds = {"tokenizer.ggml.token_type": [1, 3, 3, 3, 3], "tokenizer.ggml.eos_token_id": 2}
+    assert unpacking._find_ends(Header({"tokenizer.ggml.tokens": tokens, **kinds}, {}), tokens) == [2, 3, 4]
+    phi = [token for token in tokens if token not in ("<|return|>", "<|call|>")]
+    kinds = {"tokenizer.ggml.token_type": [1, 3, 3], "tokenizer.ggml.eos_token_id": 2}
+    assert unpacking._find_ends(Header({"tokenizer.ggml.tokens": phi, **kinds}, {}), phi) == [1, 2]

@@ -220,6 +220,34 @@ def _phi3(header: Header) -> Config:
     }
 
 
+def _granite(header: Header) -> Config:
+    """Its converter leaves out which of the numbers are 1, as llama.cpp then does not multiply."""
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    config = _decoder(header, "granite", "Granite", **_feed_forward(header))
+    default = {"attention_multiplier": config["head_dim"] ** -0.5}
+    return config | {name: _read(header, key, float, default.get(name, 1.0)) for name, key in names.items()}
+
+
+def _gpt_oss(header: Header) -> Config:
+    config = _decoder(
+        header,
+        "gpt_oss",
+        "GptOss",
+        intermediate_size=_read(header, "expert_feed_forward_length", int),
+        num_local_experts=_read(header, "expert_count", int),
+        num_experts_per_tok=_read(header, "expert_used_count", int),
+        sliding_window=_read(header, "attention.sliding_window", int),
+        attention_bias=True,
+    )
+    config["rope_parameters"] |= {"truncate": False}  # as the original; llama.cpp has no number for it
+    return config
+
+
 def _by_transformers(header: Header) -> Config:
     from transformers.integrations.gguf import get_gguf_config
 
@@ -234,6 +262,8 @@ def _by_transformers(header: Header) -> Config:
 BUILDERS: Final[Mapping[str, Callable[[Header], Config]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
+    "granite": _granite,
     "lfm2": _by_transformers,
     "llama": _llama,
     "phi3": _phi3,

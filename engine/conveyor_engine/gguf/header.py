@@ -37,6 +37,7 @@ KINDS: Final[Mapping[int, Kind]] = {
     13: Kind("Q5_K", 256, 176), 14: Kind("Q6_K", 256, 210), 16: Kind("IQ2_XXS", 256, 66), 17: Kind("IQ2_XS", 256, 74),
     18: Kind("IQ3_XXS", 256, 98), 19: Kind("IQ1_S", 256, 50), 20: Kind("IQ4_NL", 32, 18), 21: Kind("IQ3_S", 256, 110),
     22: Kind("IQ2_S", 256, 82), 23: Kind("IQ4_XS", 256, 136), 29: Kind("IQ1_M", 256, 56),
+    39: Kind("MXFP4", 32, 17),
 }  # fmt: skip
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 # `general.file_type`: llama.cpp's name for the mixture of types.
@@ -44,7 +45,7 @@ _FILE_TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
     21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
-    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4",
 }  # fmt: skip
 
 

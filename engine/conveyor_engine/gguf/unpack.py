@@ -26,8 +26,9 @@ _SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown
 _ENDS: Final = ("eos", "eot", "eom")
 _ENDING_TEXTS: Final = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
-    "<｜end▁of▁sentence｜>", "<|end_of_text|>", "<end_of_utterance>", "<|return|>",
+    "<｜end▁of▁sentence｜>", "<|end_of_text|>", "<end_of_utterance>", "<|return|>", "<|call|>",
 })  # fmt: skip
+_HARMONY: Final = {"<|return|>", "<|call|>"}
 _CONTROL: Final = 3  # llama.cpp's type of a token
 
 
@@ -113,4 +114,7 @@ def _find_ends(header: Header, tokens: Sequence[str]) -> list[int]:
         for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == _CONTROL and text in _ENDING_TEXTS
     }
-    return sorted(token for token in named | known if 0 <= token < len(tokens))
+    ends = {token for token in named | known if 0 <= token < len(tokens)}
+    if {tokens[token] for token in ends} >= _HARMONY:  # there, <|end|> ends a part of the answer
+        ends -= {token for token in ends if tokens[token] == "<|end|>"}
+    return sorted(ends)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from conveyor_engine.execution.models.quantized.numbers import read_exponents, read_fp4
 from conveyor_engine.execution.models.quantized.reading import Weight
 from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.gguf.header import KINDS, TensorPlace, read_header
@@ -64,6 +65,8 @@ def dequantize(place: TensorPlace) -> Tensor:
         return stored.view(_FLOAT_TYPES[name]).to(torch.float32).reshape(place.shape)
     if name in ("Q5_0", "Q5_1"):
         return _dequantize_q5(stored.view(-1, place.kind.num_bytes), has_least=name == "Q5_1").reshape(place.shape)
+    if name == "MXFP4":
+        return _dequantize_mxfp4(stored.view(-1, place.kind.num_bytes)).reshape(place.shape)
     from transformers.integrations.gguf.dequant import dequantize as of_transformers
 
     numbers: Tensor = of_transformers(stored, _TYPE_IDS[name])
@@ -80,6 +83,12 @@ def _dequantize_q5(blocks: Tensor, *, has_least: bool) -> Tensor:
     if not has_least:
         return scale * (numbers - 16)
     return scale * numbers + blocks[:, 2:4].view(torch.float16).to(torch.float32)
+
+
+def _dequantize_mxfp4(blocks: Tensor) -> Tensor:
+    """ggml's MXFP4: an exponent, and 32 numbers of 4 bits, of which the first 16 are the low halves of the bytes."""
+    in_pairs = read_fp4(blocks[:, 1:]).view(-1, 16, 2)
+    return read_exponents(blocks[:, :1]) * in_pairs.transpose(-2, -1).flatten(-2)
 
 
 def _build_mapping(architecture: str, config: Any) -> Mapped:
@@ -162,9 +171,38 @@ def _phi3(config: Any) -> Mapped:
     return _decoder(**_NORMS, **joined)
 
 
+class _Interleave:
+    """Joins the rows of gate and up, (experts, rows, ...), in turns. One of transformers' conversions in form."""
+
+    def convert(
+        self, values: dict[str, Tensor], source_patterns: list[str], target_patterns: list[str]
+    ) -> dict[str, Tensor]:
+        joined = torch.stack([values[pattern] for pattern in source_patterns], dim=2)
+        return {target_patterns[0]: joined.flatten(1, 2)}
+
+
+def _gpt_oss(config: Any) -> Mapped:
+    from transformers.core_model_loading import Transpose, WeightConverter, WeightRenaming
+
+    names = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+    gate_up, down = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+    weights, biases = ([rf"\.ffn_{part}_exps\.{end}" for part in ("gate", "up", "down")] for end in ("weight", "bias"))
+    return [
+        *_decoder(**names),
+        *_rename(ffn_gate_inp="mlp.router"),
+        WeightRenaming(r"\.attn_sinks\.weight", ".self_attn.sinks"),
+        WeightRenaming(biases[2], f"{down}_bias"),
+        WeightConverter(weights[2], down, operations=[Transpose(1, 2)]),
+        WeightConverter(weights[:2], gate_up, operations=[_Interleave(), Transpose(1, 2)]),
+        WeightConverter(biases[:2], f"{gate_up}_bias", operations=[_Interleave()]),
+    ]
+
+
 _OURS: Final[Mapping[str, Callable[[Any], Mapped]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gpt-oss": _gpt_oss,
+    "granite": _llama,
     "llama": _llama,
     "phi3": _phi3,
     "qwen2": _qwen2,
