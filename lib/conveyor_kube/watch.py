@@ -254,6 +254,8 @@ async def _get(
     )
     response: aiohttp.ClientResponse = (await client.call_api(*request, _request_timeout=limits)).response
     async with response:
+        if response.status == 404:
+            raise WatchFailed(f"the API server does not serve {path}; install its CRD, which is a part of the chart")
         if response.status != 200:
             text = (await response.text())[:500]
             hint = "; grant it with the chart's roles" if response.status == 403 else ""

@@ -30,8 +30,15 @@ class Health:
         self._longest_run_seconds = longest_run_seconds
         self.waiting_for = "starting"
         """What the operator waits for before it watches; empty once it watches."""
+        self.missing = ""
+        """The kind that the API server has stopped to serve, because its CRD was deleted; empty if it serves all."""
         self.leads = True
         """False while another operator holds the Lease and this one stands by."""
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the operator from acting; empty if nothing does."""
+        return self.missing or self.waiting_for
 
     def find_fault(self) -> str:
         """Return why the process should be restarted; empty if it should not."""
@@ -67,12 +74,12 @@ class HealthServer:
         fault = self._health.find_fault()
         if fault:
             return web.Response(status=500, text=f"{fault}\n")
-        return web.Response(text=f"alive; waiting for: {self._health.waiting_for or 'nothing'}\n")
+        return web.Response(text=f"alive; waiting for: {self._health.obstacle or 'nothing'}\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
         if not self._health.leads:
             return web.Response(text="standing by\n")
-        waiting_for = self._health.waiting_for
+        waiting_for = self._health.obstacle
         return web.Response(status=503 if waiting_for else 200, text=f"{waiting_for or 'ready'}\n")
 
     async def _prometheus(self, request: web.Request) -> web.Response:

@@ -102,7 +102,7 @@ class Operator:
             self.metrics.services.drop(key.namespace, key.name)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set or a signal arrives. Raises if watching ends, for example if the CRD is deleted."""
+        """Run until `stop` is set or a signal arrives. Raises if watching ends."""
         self.health.leads = not self.settings.leader_elect
         server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
@@ -143,7 +143,8 @@ class Operator:
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings, self.resources)
-        session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
+        namespaces = settings.watch_namespaces
+        session = KopfSession(settings.kubeconfig, self.resources, namespaces, self.watches, self._report_missing)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
             acting = tasks.create_task(self._act(stop), name="act")
             beside = [tasks.create_task(each) for each in (self._report_ready(ready), self.optional.run())]
@@ -167,6 +168,12 @@ class Operator:
                 identity=cast(Any, "conveyor-operator"),
             )
             await end()  # again, because Kopf does not call `end` if it is stopped before it has started
+
+    def _report_missing(self, kind: ObjectKind, is_missing: bool) -> None:
+        missing = f"the CRD {kind.plural}.{kind.group} was deleted" if is_missing else ""
+        if missing != self.health.missing:
+            logger.warning("event=waiting for=%s", missing or "nothing")
+        self.health.missing = missing
 
     async def _act(self, stop: asyncio.Event) -> None:
         """As the leader, run the workers and the parts that poll gateways or write objects, until `stop` is set."""

@@ -6,7 +6,7 @@ a session may have a middleware, and a middleware may replace the content of a r
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -22,14 +22,22 @@ from conveyor_operator.loop.watches import Watches
 logger = logging.getLogger(__name__)
 
 _REFUSED_PAUSE_SECONDS = 2.0
+_MISSING_PAUSE_SECONDS = 2.0
 
 
 class KopfSession:
     """Reads credentials again after the API server rejects them, and lets `watches` read all that Kopf watches."""
 
     def __init__(
-        self, kubeconfig: str, resources: Sequence[Resource], namespaces: Sequence[str], watches: Watches
+        self,
+        kubeconfig: str,
+        resources: Sequence[Resource],
+        namespaces: Sequence[str],
+        watches: Watches,
+        report_missing: Callable[[ObjectKind, bool], None],
     ) -> None:
+        """`report_missing` is called if the API server no longer serves a kind (True), or serves it again (False)."""
+        self._report_missing = report_missing
         self._kubeconfig = kubeconfig
         self._watches = watches
         self._credentials: kopf.ConnectionInfo | None = None
@@ -68,12 +76,22 @@ class KopfSession:
     async def _read_watches(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """The middleware of Kopf's session: let `watches` read the lines of each watch first."""
+        """The middleware of Kopf's session: let `watches` read the lines of each watch first.
+
+        Kopf would end with a traceback if a CRD is deleted, so wait here until the API server serves the kind again.
+        """
         response = await handler(request)
         query = request.url.query
         assert self._credentials is not None, "there was a login"
         prefix = urlsplit(self._credentials.server).path.rstrip("/")
         collection = self._collections.get(request.url.path.removeprefix(prefix))
+        while collection is not None and response.status == 404:
+            self._report_missing(collection[0], True)
+            response.release()
+            await asyncio.sleep(_MISSING_PAUSE_SECONDS)
+            response = await handler(request)
+            if response.ok:
+                self._report_missing(collection[0], False)
         if collection is not None and "watch" in query and response.ok:
             lines = self._watches.read(*collection, response.content, "sendInitialEvents" in query)
             self._open.add(response)
