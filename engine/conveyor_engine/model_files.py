@@ -28,6 +28,7 @@ QUANTIZATION_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "qu
 MODEL_CARD: Final = "README.md"  # its front matter names the model that a quantized one was made from
 SENTENCE_MODULES = "modules.json"  # of models that embed
 SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"  # of models that embed or rank
+SENTENCE_LIMITS: Final = "sentence_bert_config.json"  # how sentence-transformers reads texts
 _LABELS_DEFAULT = 2  # transformers' default if config.json has no number
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of one JSON file; most have a few KiB, a config.json with many labels a few MiB
@@ -69,6 +70,16 @@ def has_vision(directory: Path) -> bool:
     """Return whether config.json describes an encoder of images in addition to one of texts. Raises ModelError."""
     config = read_object(directory / "config.json")
     return all(isinstance(config.get(name), dict) for name in ("vision_config", "text_config"))
+
+
+def scores_tokens(directory: Path) -> bool:
+    """Return whether sentence-transformers' files name a causal model that ranks by its logits of one or two tokens.
+
+    Raises ModelError.
+    """
+    modules = read_list(directory / SENTENCE_MODULES)
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    return kinds == ["Transformer", "LogitScore"]
 
 
 def count_labels(directory: Path) -> int:

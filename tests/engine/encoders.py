@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -43,6 +45,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "position_biased_input": False,
         "type_vocab_size": 0,
     },
+    # EmbeddingGemma: tokens attend to both sides, within 4 tokens in two of three layers.
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "use_bidirectional_attention": True,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
 }
 # What the files beside the weights say: pooling mode, whether there is a Normalize step.
@@ -52,6 +62,7 @@ FILES: dict[str, tuple[str, bool]] = {
     "xlm-roberta": ("pooling_mode_cls_token", True),
     "mistral": ("pooling_mode_lasttoken", False),
     "modernbert": ("pooling_mode_cls_token", True),
+    "gemma3_text": ("pooling_mode_mean_tokens", True),
     "mpnet": ("pooling_mode_mean_tokens", True),
     "deberta-v2": ("pooling_mode_cls_token", True),
 }
@@ -68,9 +79,13 @@ def save_encoder(kind: str, directory: Path, auto_class: Any = AutoModel, **chan
     return model
 
 
-def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_seq_length: int | None = None) -> None:
-    """Write sentence-transformers' files as it saves them."""
-    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalizes else [])]
+def write_sentence_files(
+    directory: Path, mode: str, *, normalizes: bool, max_seq_length: int | None = None, num_dense: int = 0
+) -> None:
+    """Write sentence-transformers' files as it saves them. `write_dense` writes those of `num_dense` layers."""
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    steps += [(f"{number + 2}_Dense", "Dense") for number in range(num_dense)]
+    steps += [(f"{num_dense + 2}_Normalize", "Normalize")] * normalizes
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (path, kind) in enumerate(steps)
@@ -82,6 +97,16 @@ def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_se
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": SIZE, **pooling}))
     limits = {"max_seq_length": max_seq_length, "do_lower_case": False}
     (directory / "sentence_bert_config.json").write_text(json.dumps(limits))
+
+
+def write_dense(directory: Path, linear: nn.Linear, activation: str = "linear.Identity", **changes: Any) -> None:
+    """Write a layer behind the pooling as sentence-transformers saves it."""
+    directory.mkdir(exist_ok=True)
+    config = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": linear.bias is not None}
+    config |= {"activation_function": f"torch.nn.modules.{activation}"} | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = {f"linear.{name}": tensor for name, tensor in linear.state_dict().items()}
+    save_file(weights, directory / "model.safetensors")
 
 
 def embed(

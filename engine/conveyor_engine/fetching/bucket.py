@@ -31,7 +31,7 @@ from urllib3.exceptions import HTTPError
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.bounds import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
 from conveyor_engine.fetching.source import (
-    POOLING_FILE,
+    MODULE_FOLDERS,
     ProgressFile,
     RemoteFile,
     RemoteModel,
@@ -100,7 +100,7 @@ class Bucket:
         """List the objects of the prefix, and of the folders that the engine knows. Raises ModelError for too many."""
         found = self._list_folder("")
         names = {entry["Name"] for entry in found}
-        for folder in (POOLING_FILE.rpartition("/")[0], *(PIPELINE_FOLDERS if PIPELINE_INDEX in names else ())):
+        for folder in (*MODULE_FOLDERS, *(PIPELINE_FOLDERS if PIPELINE_INDEX in names else ())):
             found += self._list_folder(f"{folder}/")
             self._check_number(len(found))
         known = keep_known(entry["Name"] for entry in found)

@@ -26,7 +26,7 @@ from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.preview import NO_TASK, check_before_weights
-from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
+from conveyor_engine.fetching.source import MODULE_FILES, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import HubUri, parse_uri
 from conveyor_engine.gguf.files import choose_files as choose_gguf
 from conveyor_engine.gguf.files import group_files
@@ -47,8 +47,9 @@ _WANTED = re.compile(
     r"config\.json|model\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
     r"|(?:pre)?processor_config\.json"
-    rf"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|{re.escape(POOLING_FILE)}"
-    f"|{'|'.join(map(re.escape, QUANTIZATION_FILES))}"  # vLLM loads such weights; the engine names the format
+    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
+    # vLLM loads the weights that the last files describe; the engine names their format.
+    f"|{'|'.join(map(re.escape, (*MODULE_FILES, *QUANTIZATION_FILES)))}"
 )
 _WANTED_OF_ADAPTER = re.compile(f"{re.escape(ADAPTER_CONFIG)}|{re.escape(ADAPTER_WEIGHTS)}")
 _WEIGHTS = "model.safetensors"
@@ -258,7 +259,8 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
     if EXPORTED_PROGRAM in by_name and "config.json" not in by_name:
         return [by_name[name] for name in (EXPORTED_PROGRAM, PROGRAM_SETTINGS) if name in by_name]
     if weights is None:
-        weights = [_WEIGHTS] if _WEIGHTS in by_name else [name for name in by_name if name.endswith(".safetensors")]
+        at_root = [name for name in by_name if name.endswith(".safetensors") and "/" not in name]
+        weights = [_WEIGHTS] if _WEIGHTS in by_name else at_root
     weights = sorted(set(weights))
     if absent := [name for name in weights if name not in by_name]:
         raise ModelError(f"{model}: the index names {', '.join(absent)}, which is not there")

@@ -6,7 +6,7 @@ from typing import Final, NoReturn
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.adapter import find_problem
-from conveyor_engine.fetching.source import POOLING_FILE
+from conveyor_engine.fetching.source import MODULE_FILES
 from conveyor_engine.fetching.uris import find_mounted_path
 from conveyor_engine.gguf.files import SUFFIX, find_files, list_names
 from conveyor_engine.model_files import MODEL_FILES, check_files, list_folders, unreadable
@@ -73,7 +73,7 @@ def _check_links(directory: Path, names: list[str], volume: Path) -> None:
     inside = volume.resolve()
     _, *parts = list_folders(directory)
     within = [path.relative_to(directory).as_posix() for folder in parts for path in folder.iterdir()]
-    for name in (*names, POOLING_FILE, *within, *list_names(directory)):
+    for name in (*names, *MODULE_FILES, *within, *list_names(directory)):
         path = directory / name
         if path.suffix in _LOADED and not (real := path.resolve()).is_relative_to(inside):
             message = f"{path} leads to {real}, outside of its volume {volume}; replace the link by the file"

@@ -8,14 +8,20 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_protocol.failure_reasons import FailureReason
 
-POOLING_FILE = "1_Pooling/config.json"  # used by embedding models
+# The folders of sentence-transformers' modules that the engine reads, and the files in them.
+MODULE_FOLDERS: Final = ("1_Pooling", "1_LogitScore", "2_Dense", "3_Dense")
+MODULE_FILES: Final = tuple(
+    f"{folder}/{name}"
+    for folder in MODULE_FOLDERS
+    for name in ("config.json", *(["model.safetensors"] if folder.endswith("Dense") else []))
+)
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names come from the source and are not trusted
 _MAX_NAME_BYTES = 200  # file systems allow 255, and an incomplete file has a longer name
 _HASH_BLOCK_BYTES = 1 << 20
@@ -62,7 +68,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def keep_known(names: Iterable[str]) -> set[str]:
-    """Return the names at the root, POOLING_FILE, and GGUF files in folders, in which a hub has large ones in parts.
+    """Return the names at the root, MODULE_FILES, and GGUF files in folders, in which a hub has large ones in parts.
 
     If the root has a PIPELINE_INDEX, also return the names in the folders of the pipeline's parts.
     """
@@ -70,7 +76,7 @@ def keep_known(names: Iterable[str]) -> set[str]:
     folders = [f"{folder}/" for folder in PIPELINE_FOLDERS] if PIPELINE_INDEX in listed else []
     parts = {name for folder in folders for name in listed if is_plain_name(name.removeprefix(folder))}
     of_gguf = {name for name in listed if name.endswith(SUFFIX) and all(map(is_plain_name, name.split("/", 1)))}
-    return {name for name in listed if name == POOLING_FILE or is_plain_name(name)} | parts | of_gguf
+    return {name for name in listed if name in MODULE_FILES or is_plain_name(name)} | parts | of_gguf
 
 
 def find_present(path: Path, file: RemoteFile) -> int:

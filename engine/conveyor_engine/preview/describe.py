@@ -23,7 +23,7 @@ from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
-from conveyor_engine.model_files import has_vision, read_architectures
+from conveyor_engine.model_files import read_architectures
 from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
 from conveyor_engine.quantization import read_declared
@@ -49,8 +49,8 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     check_numbers(directory)
     task = find_task("auto", directory)
     classes = ", ".join(read_architectures(directory)) or directory.name
-    kind = _find_kind(task, directory)
-    if kind is None:
+    kind = kinds.find_kind(task, directory)
+    if kind is None or not kind.own_attention:
         yield f"runs     {classes}, task {task}; its memory is measured at the start"
         return
     config = load_config(str(directory), kind)
@@ -65,14 +65,6 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
-
-
-def _find_kind(task: str, directory: Path) -> ModelKind | None:
-    if task == "embed":
-        return None if has_vision(directory) else kinds.TEXT_ENCODER
-    per_token = any(name.endswith("ForTokenClassification") for name in read_architectures(directory))
-    classifier = kinds.TOKEN_CLASSIFIER if per_token else kinds.SEQUENCE_CLASSIFIER
-    return {"generate": kinds.CAUSAL_LM, "rerank": kinds.CROSS_ENCODER, "classify": classifier}.get(task)
 
 
 def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:

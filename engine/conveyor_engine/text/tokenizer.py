@@ -114,6 +114,14 @@ class Tokenizer:
         encoding.truncate(max_tokens, direction=cut)
         return encoding
 
+    def cut(self, text: str, num_tokens: int) -> str:
+        """Return the beginning of the text that has at most this number of tokens."""
+        encoding = self._encode_end(text, num_tokens + _CUT_TOKENS_MAX, "right", spans=True)
+        if len(encoding.ids) <= num_tokens:
+            return text
+        encoding.truncate(num_tokens)
+        return text[: max((end for _, end in encoding.offsets), default=0)]
+
     def encode_spans(
         self,
         text: str,

@@ -7,13 +7,33 @@ label's logit, and its probability. All numbers are float32.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
 from conveyor_engine.wire.request import ModelFacts
 
 Activation = Literal["none", "sigmoid", "softmax"]
+
+
+class PairTemplate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How a model's chat template renders a pair: as messages of the roles `query` and `document`."""
+
+    instruction: str = ""  # the model's own, as a first message of the role `system`; empty: no such message
+    in_parts: bool = False  # whether the content of a message is a list of parts
+    add_generation_prompt: bool = False
+    variables: dict[str, Any] = {}  # other variables for the template
+
+    def list_messages(self, query: str, document: str, instruction: str | None = None) -> list[dict[str, Any]]:
+        """Return the messages of a pair. instruction: in place of the model's own; None: the model's own."""
+        texts = {
+            "system": self.instruction if instruction is None else instruction, "query": query, "document": document
+        }  # fmt: skip
+        return [
+            {"role": role, "content": [{"type": "text", "text": text}] if self.in_parts else text}
+            for role, text in texts.items()
+            if text or role != "system"
+        ]
 
 
 class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -23,6 +43,7 @@ class ClassifierFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     activation: Activation  # the function that turns logits into scores
     num_token_types: int = 1  # if above 1, the types distinguish the texts of a pair
     classifies_tokens: bool = False  # whether it classifies each token by itself
+    template: PairTemplate | None = None  # None: the tokenizer itself joins the texts of a pair
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""

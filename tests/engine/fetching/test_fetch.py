@@ -41,18 +41,34 @@ def test_only_what_the_engine_loads_is_fetched_and_marked(
 
 def test_what_says_how_a_model_embeds_is_fetched_too(fetch_from: Fetch, hub: Hub, root: Path, target: Path) -> None:
     (root / "org/tiny/1_Pooling").mkdir()
-    (root / "org/tiny/2_Dense").mkdir()
-    for name in (*POOLING_FILES, "2_Dense/config.json", "1_Pooling/more.json"):
+    (root / "org/tiny/4_Dense").mkdir()
+    for name in (*POOLING_FILES, "4_Dense/config.json", "1_Pooling/more.json"):
         (root / "org/tiny" / name).write_text(json.dumps({"name": name}))
     fetch_from(hub.url, "hf://org/tiny", target)
     fetch_from(NOWHERE, "hf://org/tiny", target)
     for name in POOLING_FILES:
         assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
     assert [path.name for path in (target / "1_Pooling").iterdir()] == ["config.json"]
-    assert not (target / "2_Dense").exists()
+    assert not (target / "4_Dense").exists()
     (target / "1_Pooling/config.json").write_text("{}")
     fetch_from(hub.url, "hf://org/tiny", target)
     assert json.loads((target / "1_Pooling/config.json").read_text()) == {"name": "1_Pooling/config.json"}
+
+
+def test_layers_behind_the_pooling_are_fetched_beside_the_weights(
+    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+) -> None:
+    """Only weights at the root are the model's."""
+    folder = root / "org/tiny"
+    (folder / WEIGHTS).rename(folder / "other.safetensors")
+    for name in ("2_Dense/config.json", "2_Dense/model.safetensors", "1_LogitScore/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    fetch_from(hub.url, "hf://org/tiny", target)
+    found = {path.relative_to(target).as_posix() for path in target.rglob("*.safetensors")}
+    assert found == {"other.safetensors", "2_Dense/model.safetensors"}
+    assert (target / "2_Dense/config.json").is_file()
+    assert (target / "1_LogitScore/config.json").is_file()
 
 
 def test_a_pooling_of_another_commit_is_not_kept(fetch_from: Fetch, hub: Hub, target: Path) -> None:

@@ -32,7 +32,7 @@ def describe_cross_encoder(directory: Path, config: PretrainedConfig) -> Classif
         raise ModelError(f"{SENTENCE_SETTINGS} in {directory} puts a prompt before each text, which is not supported")
     return ClassifierFacts(
         labels=labels,
-        activation=_read_activation(settings, config),
+        activation=read_activation(settings, config),
         num_token_types=_count_token_types(directory, config),
     )
 
@@ -68,7 +68,7 @@ def _read_labels(config: PretrainedConfig, most: int) -> tuple[str, ...]:
     return tuple(str(named.get(index, f"LABEL_{index}")) for index in range(number))
 
 
-def _read_activation(settings: dict[str, Any], config: PretrainedConfig) -> Activation:
+def read_activation(settings: dict[str, Any], config: PretrainedConfig) -> Activation:
     """Return the activation; sigmoid if no file names one. Raises ModelError for an unknown activation.
 
     sentence-transformers changed where it stores the activation in versions 1, 4 and 6. The newest place takes

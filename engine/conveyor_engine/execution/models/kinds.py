@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from conveyor_engine.model_files import has_vision, read_architectures
+from conveyor_engine.model_files import has_vision, read_architectures, scores_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,9 @@ CROSS_ENCODER: Final = ModelKind(
     AutoModelForSequenceClassification,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     text_only=True,
+)
+TOKEN_SCORER: Final = ModelKind(
+    "rerank", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, text_only=True
 )
 SEQUENCE_CLASSIFIER: Final = replace(CROSS_ENCODER, task="classify")
 TOKEN_CLASSIFIER: Final = ModelKind(
@@ -117,6 +120,8 @@ def find_kind(task: str, directory: Path) -> ModelKind | None:
     """
     if task == "embed" and has_vision(directory):
         return DUAL_ENCODER
+    if task == "rerank" and scores_tokens(directory):
+        return TOKEN_SCORER
     if task == "classify" and any(name.endswith("ForTokenClassification") for name in read_architectures(directory)):
         return TOKEN_CLASSIFIER
     return _OF_TASKS.get(task)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.preparing.comparing_schemas import RerankRequest, ScoreRequest, TeiRerankRequest
 from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_num_inputs, parse_body
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt
@@ -29,6 +30,20 @@ class Comparison(NamedTuple):
     max_second_tokens: int | None = None
     top_n: int | None = None
     returns_texts: bool = False
+    instruction: str | None = None  # what a document has to be; only for models whose chat template renders it
+
+    def refuse_instruction(self) -> None:
+        """Raise InvalidRequest if the request has an instruction, which the model would not read."""
+        if self.instruction is not None:
+            raise InvalidRequest(
+                "instruction is not supported by this model; leave it out",
+                param="instruction", code=ErrorCode.UNSUPPORTED_VALUE,
+            )  # fmt: skip
+
+    @property
+    def side_field(self) -> str:
+        """The body's field that says where texts are cut."""
+        return "truncation_direction" if isinstance(self.fields, TeiRerankRequest) else "truncation_side"
 
     def truncation(self, job: Job) -> Truncation | None:
         """Return how a pair is truncated. Raises InvalidRequest."""
@@ -71,7 +86,7 @@ def _read_rerank(model: ServedModel, job: Job, *, shows_texts: bool = False) -> 
     return Comparison(
         fields, "rerank", [fields.query], fields.documents, ("query", "documents[{}]"),
         fields.max_tokens_per_doc or None, fields.top_n or None,
-        shows_texts if fields.return_documents is None else fields.return_documents,
+        shows_texts if fields.return_documents is None else fields.return_documents, fields.instruction,
     )  # fmt: skip
 
 
@@ -79,7 +94,9 @@ def _read_score(model: ServedModel, job: Job) -> Comparison:
     fields = parse_body(model, ScoreRequest, job.body)
     first, second, params = fields.read_texts()
     check_num_inputs(len(second), params[1])
-    return Comparison(fields, "score", first, second, (params[0], f"{params[1]}[{{}}]"))
+    return Comparison(
+        fields, "score", first, second, (params[0], f"{params[1]}[{{}}]"), instruction=fields.instruction
+    )  # fmt: skip
 
 
 def _read_either_rerank(model: ServedModel, job: Job) -> Comparison:

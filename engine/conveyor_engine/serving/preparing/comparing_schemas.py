@@ -3,7 +3,7 @@
 Used by `comparing`, for tasks whose models rerank or embed. Pure.
 """
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from conveyor_engine.serving.preparing.schemas import PromptFields
 from conveyor_engine.serving.preparing.tei import TeiScoreFields
 from conveyor_engine.serving.preparing.values import INTEGRAL
 
+INSTRUCTION_CHARACTERS_MAX: Final = 4096
 Query = Annotated[str, Field(min_length=1)]
 
 _TEXT = {"type": "string"}
@@ -71,6 +72,9 @@ class PairFields(PromptFields):
 
     use_activation: bool | None = True
     """Whether to apply the model's activation; if false, the response has logits. No effect on models that embed."""
+    instruction: Annotated[str, Field(min_length=1, max_length=INSTRUCTION_CHARACTERS_MAX)] | None = None
+    """What a document has to be, in place of the model's own instruction. Only for models that rank with a chat
+    template."""
 
 
 class RerankRequest(PairFields):

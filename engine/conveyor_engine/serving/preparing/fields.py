@@ -200,7 +200,6 @@ TABLE: tuple[Row, ...] = (
     *_only((), [VLLM], "late_chunking_params", on=_EMBEDDINGS, instead="send the chunks as inputs"),
     *_only(("do_not_pad",), [VLLM], "padding", on=_PAIRS),
     # which texts are compared
-    *_only((), [VLLM], "instruction", on=_PAIRS),
     *_only(({},), [VLLM], "chat_template_kwargs", on=_PAIRS),
     *_only((["text"],), [COHERE], "rank_fields", on=(Place.RERANK,)),
     *_only((1,), [COHERE], "max_chunks_per_doc", on=(Place.RERANK,)),

@@ -91,6 +91,7 @@ class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=
 
 def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> PreparedCosines:
     """Prepare a comparison, one engine request for each text. Raises InvalidRequest or UnknownModel."""
+    comparison.refuse_instruction()
     first, second = comparison.first, comparison.second
     embedding = _check_size(job, len(first) + len(second), None, comparison.params[1].partition("[")[0])
     truncation, begin = comparison.truncation(job), _find_instruction(None, embedding)

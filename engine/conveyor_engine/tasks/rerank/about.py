@@ -3,13 +3,18 @@
 from pathlib import Path
 from typing import Final
 
-from conveyor_engine.model_files import count_labels, read_architectures
+from conveyor_engine.model_files import count_labels, read_architectures, scores_tokens
 from conveyor_engine.registry import About
 from conveyor_protocol.tasks import TASKS
 
 
 def _recognises(directory: Path) -> bool:
-    """Return whether config.json names a sequence classifier with one label. Raises ModelError."""
+    """Return whether the files are those of a sequence classifier with one label, or of a model that scores tokens.
+
+    Raises ModelError.
+    """
+    if scores_tokens(directory):
+        return True
     is_classifier = any(name.endswith("ForSequenceClassification") for name in read_architectures(directory))
     return is_classifier and count_labels(directory) == 1
 

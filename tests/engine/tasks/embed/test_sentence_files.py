@@ -74,8 +74,8 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense"}],
-         "the steps Transformer, Pooling, Dense"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.LSTM"}],
+         "the steps Transformer, Pooling, LSTM"),
         ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
         ("modules.json", {}, "not a JSON list"),
         ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}],

@@ -1,9 +1,10 @@
-"""Reads from a model's directory how it turns text into a vector. Called by the runner at start. No torch.
+"""Reads from a model's directory how it turns text into a vector. Called by the runner at start.
 
 An embedding model has sentence-transformers' files in addition to config.json. `modules.json` names the steps from text
-to vector. `1_Pooling/config.json` says how hidden states become a vector. `config_sentence_transformers.json` has
-instructions to put in front of a text. Without these files the defaults of `Pooling` and `Instructions` apply. Steps
-that this engine does not support are rejected, because the vector would differ.
+to vector. `1_Pooling/config.json` says how hidden states become a vector, and `dense` reads the layers behind it.
+`config_sentence_transformers.json` has instructions to put in front of a text. Without these files the defaults of
+`Pooling` and `Instructions` apply. Steps that this engine does not support are rejected, because the vector would
+differ.
 """
 
 import re
@@ -15,12 +16,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.model_files import SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
+from conveyor_engine.model_files import SENTENCE_LIMITS, SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
+from conveyor_engine.tasks.embed.execution.dense import DENSE_FOLDERS
 from conveyor_engine.tasks.embed.facts import PoolingMode
 
-LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter
+_STEPS = re.compile("Transformer Pooling( Dense){0,2}( Normalize)?")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 # The keys are the values of `pooling_mode` in newer files of sentence-transformers, and the flags in older files.
 _MODES: dict[str, PoolingMode] = {
@@ -39,7 +41,8 @@ class Pooling:
 
     mode: PoolingMode | None = None
     normalizes: bool = True
-    max_seq_length: int | None = None  # the limit on a text's tokens in `LIMITS_FILE`; None: the file has none
+    dense: tuple[str, ...] = ()  # the folders of the layers through which the vector goes, in their order
+    max_seq_length: int | None = None  # the limit on a text's tokens in `SENTENCE_LIMITS`; None: the file has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +87,23 @@ def read_pooling(directory: Path) -> Pooling:
     if not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{SENTENCE_MODULES} in {directory} is not a list of modules")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
+    if not _STEPS.fullmatch(" ".join(kinds)) or modules[0].get("path"):
         raise ModelError(
-            f"{SENTENCE_MODULES} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
-            "root), Pooling and Normalize, in this order"
+            f"{SENTENCE_MODULES} in {directory} has the steps {', '.join(kinds)[:200]}; this engine has Transformer "
+            f"(at the root), Pooling, up to {len(DENSE_FOLDERS)} Dense and Normalize, in this order"
         )
-    limits = read_object(directory / LIMITS_FILE)
+    dense = tuple(str(module.get("path")) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense")
+    if dense != DENSE_FOLDERS[: len(dense)]:
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} has Dense steps outside of {' and '.join(DENSE_FOLDERS)}")
+    limits = read_object(directory / SENTENCE_LIMITS)
     if limits.get("do_lower_case") is True and not _lowers(directory):
-        raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, but its tokenizer.json keeps upper case")
+        raise ModelError(
+            f"{SENTENCE_LIMITS} in {directory} asks for lower case, but its tokenizer.json keeps upper case"
+        )
     longest = limits.get("max_seq_length")
     mode = _read_mode(directory, modules[1].get("path"))
-    return Pooling(mode, "Normalize" in kinds, longest if type(longest) is int and longest > 1 else None)
+    usable = longest if type(longest) is int and longest > 1 else None
+    return Pooling(mode, "Normalize" in kinds, dense, usable)
 
 
 def _lowers(directory: Path) -> bool:

@@ -17,6 +17,7 @@ from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
 from conveyor_engine.execution.start import Progress, RunnerStart
+from conveyor_engine.tasks.embed.execution.dense import read_dense
 from conveyor_engine.tasks.embed.execution.files import Instructions, read_instructions, read_pooling
 from conveyor_engine.tasks.embed.execution.pooling import finish, pool
 from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingMode, PoolingParams
@@ -34,7 +35,9 @@ class PoolRunner(PackedRunner):
         instructions = read_instructions(Path(config.model))
         super().__init__(start, start.load(), self._pooling.max_seq_length, of_task=b"")
         self._mode: PoolingMode = self._pooling.mode or ("last" if self.is_causal else "mean")
-        embedding = _describe(start.model_config, instructions, self._mode)
+        hidden_size = int(start.model_config.hidden_size)
+        self._dense, size = read_dense(Path(config.model), self._pooling.dense, hidden_size, self.device)
+        embedding = _describe(start.model_config, size, instructions, self._mode)
         self.facts = msgspec.structs.replace(self.facts, of_task=embedding.encode())
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
@@ -43,17 +46,19 @@ class PoolRunner(PackedRunner):
         return self._pool([prompt.token_ids for prompt in prompts])
 
     def _pool(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Compute one vector for each prompt, float32 (prompts, hidden)."""
-        return pool(*self._encode(prompts), self._mode)
+        """Compute one vector for each prompt, float32 (prompts, size)."""
+        vectors: torch.Tensor = self._dense(pool(*self._encode(prompts), self._mode))
+        return vectors
 
     def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         for vector, prompt in zip(computed, prompts, strict=True):
             yield finish(vector, PoolingParams.read(prompt.payload), normalizes=self._pooling.normalizes)
 
 
-def _describe(model_config: PretrainedConfig, instructions: Instructions, mode: PoolingMode) -> EmbeddingFacts:
+def _describe(
+    model_config: PretrainedConfig, size: int, instructions: Instructions, mode: PoolingMode
+) -> EmbeddingFacts:
     """Return facts from the fields of config.json that vLLM reads: `is_matryoshka` and `matryoshka_dimensions`."""
-    size = int(model_config.hidden_size)
     named = getattr(model_config, "matryoshka_dimensions", None)
     named = named if isinstance(named, list | tuple) else ()
     named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))

@@ -8,6 +8,7 @@ from conveyor_engine.serving.preparing.comparing_schemas import TeiRerankRequest
 from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel
 from conveyor_engine.serving.preparing.pairs import encode_pairs
 from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
+from conveyor_engine.tasks.rerank.preparing.rendered import PairRenderer
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
 from conveyor_engine.wire.worker import Job
 
@@ -20,16 +21,16 @@ class PreparedPairs(PreparedComparison, frozen=True, kw_only=True, array_like=Tr
 
 def prepare_pairs(model: ServedModel, job: Job, comparison: Comparison) -> PreparedPairs:
     """Prepare a comparison, one engine request for each pair. Raises InvalidRequest or UnknownModel."""
-    second = comparison.second
+    second, truncation = comparison.second, comparison.truncation(job)
     first = comparison.first if len(comparison.first) > 1 else [comparison.first[0]] * len(second)
-    prompts = encode_pairs(
-        model,
-        job.facts,
-        list(zip(first, second, strict=True)),
-        comparison.params,
-        comparison.truncation(job),
-        comparison.max_second_tokens,
-    )
+    pairs = list(zip(first, second, strict=True))
+    template = ClassifierFacts.read(job.facts).template
+    if template is not None:
+        prompts = list(PairRenderer(model, job.facts, template, comparison, truncation).render(pairs))
+    else:
+        comparison.refuse_instruction()
+        params, most = comparison.params, comparison.max_second_tokens
+        prompts = encode_pairs(model, job.facts, pairs, params, truncation, most)
     return PreparedPairs.of_comparison(comparison, prompts, job, activation=_choose_activation(job, comparison))
 
 
