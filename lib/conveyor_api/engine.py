@@ -16,9 +16,10 @@ Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 ToolParser = Literal[
     "Auto", "None", "Hermes", "Qwen3Coder", "Llama3Json", "Llama4Pythonic", "Mistral", "DeepSeekV3", "DeepSeekV31",
-    "GLM45", "MiniMaxM2", "SeedOSS", "Granite", "Jamba", "InternLM", "Phi4MiniJson", "LFM2",
+    "DeepSeekV32", "DeepSeekV4", "DeepSeekV41", "GLM45", "MiniMaxM2", "SeedOSS", "Granite", "Jamba", "InternLM",
+    "Phi4MiniJson", "LFM2", "Harmony", "KimiK2", "Gemma4", "FunctionGemma", "LongCat", "Olmo3", "Command",
 ]  # fmt: skip
-ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS"]
+ReasoningParser = Literal["Auto", "None", "Think", "Mistral", "SeedOSS", "Harmony", "Gemma4", "Command"]
 
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are set from other fields. If a flag were given twice, its last value would silently win.

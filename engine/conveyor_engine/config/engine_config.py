@@ -36,9 +36,10 @@ LengthGrouping = Literal["auto", "off"]
 SamplingDefaultsSource = Literal["model", "openai"]
 ToolParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "llama3_json", "llama4_pythonic", "mistral", "deepseek_v3", "deepseek_v31",
-    "glm45", "minimax_m2", "seed_oss", "granite", "jamba", "internlm", "phi4_mini_json", "lfm2",
+    "deepseek_v32", "deepseek_v4", "deepseek_v41", "glm45", "minimax_m2", "seed_oss", "granite", "jamba", "internlm",
+    "phi4_mini_json", "lfm2", "openai", "kimi_k2", "gemma4", "functiongemma", "longcat", "olmo3", "cohere_command3",
 ]  # fmt: skip
-ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss"]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss", "openai_gptoss", "gemma4", "cohere_command3"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 

@@ -105,12 +105,17 @@ class ChatMessage(Object):
         return (self.tool_calls or ()) if self.role == "assistant" else ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates receive it. Current templates know `system` but not `developer`."""
+        """Return the message as chat templates receive it. Current templates know `system` but not `developer`.
+
+        gpt-oss's template reads `thinking`, and refuses it beside a text and calls.
+        """
+        reasoning = self.reasoning_content or self.reasoning or None
         fields = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content or "",
             "name": self.name,
-            "reasoning_content": self.reasoning_content or self.reasoning or None,
+            "reasoning_content": reasoning,
+            "thinking": None if self.content and self.calls else reasoning,
             "tool_calls": [call.for_template() for call in self.calls] or None,
             "tool_call_id": self.tool_call_id,
         }

@@ -23,6 +23,7 @@ from conveyor_engine.serving.preparing.tools import (
 from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar, build_grammar, check_written, follow_schema
 from conveyor_engine.text.json_grammar import JsonSchema
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
+from conveyor_engine.text.parsing.call_syntax import build_form_in_channels
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.formats import FORMATS, build_call_or_form, find_forced
 from conveyor_engine.text.tags import FindToken
@@ -137,8 +138,11 @@ class ToolUse(NamedTuple):
         """How the client knows the functions that are not its own."""
         return {each.name: each.called_as for each in self.tools if each.called_as}
 
-    def find_parsing(self, dialect: Dialect) -> Parsing:
-        """Return how to parse the answer's tool calls. Raises InvalidRequest if this model's calls cannot be parsed."""
+    def find_parsing(self, dialect: Dialect, num_earlier_calls: int = 0) -> Parsing:
+        """Return how to parse the answer's tool calls. Raises InvalidRequest if this model's calls cannot be parsed.
+
+        num_earlier_calls: the number of calls in the conversation.
+        """
         if self.choice == "none":
             return NO_PARSING
         if self.choice == "auto" and dialect.tool_format is None:
@@ -154,7 +158,8 @@ class ToolUse(NamedTuple):
             tool_format=name,
             strings=strings if FORMATS[name].needs_schemas else {},
             only_one_call=self.only_one_call,
-            has_short_ids=dialect.tool_format == "mistral",
+            call_ids=FORMATS[dialect.tool_format].call_ids if dialect.tool_format else "random",
+            num_earlier_calls=num_earlier_calls,
             texts=[name for name, called in self.called_as.items() if called.is_custom],
         )
 
@@ -172,13 +177,26 @@ class ToolUse(NamedTuple):
         relaxed = [each for schema in schemas for each in schema.relaxed]
         return BuiltGrammar(build_grammar("lark", text, "tools").text, relaxed)
 
-    def add_calls(self, grammar: BuiltGrammar, dialect: Dialect, find_token: FindToken) -> BuiltGrammar:
-        """Return the grammar for an answer that follows `grammar` or calls tools, if the model may choose."""
-        if self.choice != "auto" or not dialect.tool_format:
+    def add_calls(
+        self, grammar: BuiltGrammar, dialect: Dialect, find_token: FindToken, *, has_channels: bool = False
+    ) -> BuiltGrammar:
+        """Return the grammar for an answer that follows `grammar` or calls tools, if the model may choose.
+
+        has_channels: whether the model writes the answer in channels.
+        """
+        tool_format = dialect.tool_format if self.choice == "auto" else None
+        names = [each.name for each in self.callable_tools] if tool_format else []
+        if has_channels:
+            return add_channels(grammar, names, find_token)
+        if not tool_format:
             return grammar
-        names = [each.name for each in self.callable_tools]
-        text = build_call_or_form(dialect.tool_format, names, grammar.text, find_token)
+        text = build_call_or_form(tool_format, names, grammar.text, find_token)
         return grammar._replace(text=check_written(text, "tools"))
+
+
+def add_channels(form: BuiltGrammar, tools: Sequence[str], find_token: FindToken) -> BuiltGrammar:
+    """Return the grammar for an answer of a model with channels: its text follows `form`, or it calls a tool."""
+    return form._replace(text=check_written(build_form_in_channels(form.text, tools, find_token), "tools"))
 
 
 def _follow(offered: Offered) -> JsonSchema:

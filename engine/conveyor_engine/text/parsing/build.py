@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from conveyor_engine.text.parsing.formats import FORMATS, build_program
-from conveyor_engine.text.parsing.interface import PLAIN_TEXT, OutputParser, Part
-from conveyor_engine.text.parsing.machine import Machine, read_content
-from conveyor_engine.text.parsing.thinking import MARKS, build_thinking
+from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, FORMATS, build_program
+from conveyor_engine.text.parsing.harmony import Harmony
+from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, OutputParser, Part
+from conveyor_engine.text.parsing.machine import Machine, Program, read_content
+from conveyor_engine.text.parsing.thinking import GPT_OSS, MARKS, build_thinking
 from conveyor_engine.text.parsing.unwrapped import Unwrapped
 
 
@@ -20,7 +21,8 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     strings: Mapping[str, Sequence[str]] = {}  # the string arguments of each tool, if the format needs them
     only_one_call: bool = False
     texts: Sequence[str] = ()  # the tools whose calls have a text, `input`, in place of arguments
-    has_short_ids: bool = False  # whether call ids have nine letters and digits, as Mistral's templates require
+    call_ids: CallIds = "random"
+    num_earlier_calls: int = 0  # in the conversation
 
     @property
     def has_special_tokens(self) -> bool:
@@ -36,12 +38,19 @@ def build_parser(parsing: Parsing) -> OutputParser:
     """Build the parser of one choice."""
     if not parsing.tool_format and not parsing.thinking:
         return PLAIN_TEXT
-    program = build_program(parsing.tool_format, parsing.strings) if parsing.tool_format else read_content
-    if parsing.thinking:
-        program = build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
-    parser: OutputParser = Machine(program)
+    parser: OutputParser = Machine(_build_program(parsing))
     parser = _FirstCall(parser) if parsing.only_one_call else parser
     return Unwrapped(parser, frozenset(parsing.texts)) if parsing.texts else parser
+
+
+def _build_program(parsing: Parsing) -> Program:
+    if parsing.tool_format == CHANNELS or (parsing.thinking == GPT_OSS and not parsing.tool_format):
+        return Harmony("reasoning" if parsing.thinking else "content", has_tools=bool(parsing.tool_format)).read
+    name = parsing.tool_format or (COMMAND if parsing.thinking == COMMAND else "")  # whose text has marks as well
+    program = build_program(name, parsing.strings) if name else read_content
+    if parsing.thinking:
+        return build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
+    return program
 
 
 class _FirstCall:

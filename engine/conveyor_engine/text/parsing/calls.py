@@ -3,6 +3,7 @@
 No text is lost: if the text after a mark is not a call, it becomes content, including the mark.
 """
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,11 @@ class Marked:
 
     begin: str
     ends: Collection[str] = ()  # marks after a call
-    around: str = ""  # a mark before the first call; always dropped
+    around: Collection[str] = ()  # marks around all calls; always dropped
     is_list: bool = False  # whether the objects may be in a list
     name_ends: Collection[str] = ()  # marks after a name, if the name may precede the object
     id_mark: str = ""  # a mark between such a name and the model's own call id; mark and id are dropped
+    name: re.Pattern[str] | None = None  # finds the name, its group 1, in the text in front of the object
 
     def build(self) -> Program:
         """Return the program that parses an answer."""
@@ -28,7 +30,7 @@ class Marked:
 
     def _read(self, write: Write, first: str | None) -> Reading[None]:
         content = partial(write, "content")
-        marks = [mark for mark in (self.begin, *self.ends, self.around) if mark]
+        marks = (self.begin, *self.ends, *self.around)
         is_call = False
         while True:
             space, mark = yield from read_until(content, marks, first)
@@ -37,7 +39,7 @@ class Marked:
                 return
             if mark == self.begin:
                 is_call, first = yield from self._read_calls(write, space)
-            elif not is_call and mark != self.around:
+            elif not is_call and mark not in self.around:
                 content(space + mark)
             if is_call:  # white space after a call is not text
                 first = yield from skip_space(first)
@@ -68,11 +70,18 @@ class Marked:
         else:
             held.append(mark)
             character = yield from skip_space(END if mark == END else None, held.append)
-        if character != "{" or not name:
+        if character != "{" or not (tool := self._find_name("".join(name).strip())):
             write("content", "".join(held))
             return False, character
-        write("tool_call", "".join(name).strip())
+        write("tool_call", tool)
         return True, (yield from read_nested(character, partial(write, "arguments")))
+
+    def _find_name(self, text: str) -> str:
+        """Return the tool's name; "" if the text has none."""
+        if self.name is None:
+            return text
+        found = self.name.fullmatch(text)
+        return found[1] if found else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from conveyor_engine.config.engine_config import ReasoningParser, ToolParser
-from conveyor_engine.text.parsing.formats import find_foreign_format, find_format
+from conveyor_engine.text.parsing.formats import find_format
 from conveyor_engine.text.parsing.thinking import find_marks
 
 AUTO, NONE = "auto", "none"
+_UNKNOWN = "the engine cannot read this model's own tool calls: its chat template has no known format of tool calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,4 @@ def find_dialect(template: str, tools: ToolParser = "auto", reasoning: Reasoning
     tool_format = find_format(template) if tools == AUTO else tools
     if tools == NONE:
         return Dialect(None, "this engine is set to have no tool parser", thinking)
-    return Dialect(tool_format, _why_none(template), thinking)
-
-
-def _why_none(template: str) -> str:
-    foreign = find_foreign_format(template)
-    what = f"its format is {foreign}" if foreign else "its chat template has no known format of tool calls"
-    return f"the engine cannot read this model's own tool calls: {what}"
+    return Dialect(tool_format, _UNKNOWN, thinking)

@@ -5,66 +5,30 @@ Each format is a row of a table: how its calls are parsed, and how a grammar for
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conveyor_engine.text.json_grammar import JSON_OPTIONS, JsonSchema
+from conveyor_engine.text.parsing.call_syntax import CallSyntax, ChannelSyntax, embed_form
 from conveyor_engine.text.parsing.calls import Leading, Marked
+from conveyor_engine.text.parsing.gemma import Gemma
+from conveyor_engine.text.parsing.interface import CallIds
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import Pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlSyntax
-from conveyor_engine.text.tags import FindToken, quote
-
-
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """The text around the tool names and arguments of calls, for a grammar."""
-
-    begin: str  # before the first call
-    separator: str
-    end: str
-    before_name: str
-    before_arguments: str
-    behind_call: str
-
-    def build_grammar(self, tools: Sequence[tuple[str, JsonSchema]], find_token: FindToken, *, only_one: bool) -> str:
-        """Return a grammar in Lark's syntax. `tools`: name and schema of each tool that may be called.
-
-        find_token: returns the token for a whole mark, or None. llguidance does not match such a token with
-        a text literal, so the grammar contains the token's id.
-        """
-        lines = [
-            f"call_{number}: {json.dumps(self.before_name + json.dumps(name) + self.before_arguments)} "
-            f"%json {json.dumps(schema.embedded())} {quote(self.behind_call, find_token)}"
-            for number, (name, schema) in enumerate(tools)
-        ]
-        calls = " | ".join(f"call_{number}" for number in range(len(tools)))
-        more = "" if only_one else f" ({quote(self.separator, find_token)} call)*"
-        start = f"start: {quote(self.begin, find_token)} call{more} {quote(self.end, find_token)}"
-        return "\n".join([start, f"call: {calls}", *lines])
-
-    def build_free_grammar(self, tools: Sequence[str]) -> str:
-        """Return the rule `calls`, for calls of these tools with any arguments.
-
-        The lexer cannot tell a call in one literal from a form that begins like it, so this is JSON, as forms are.
-        """
-        key = self.before_arguments.split('"')[1]
-        properties = {"name": {"enum": list(tools)}, key: {"type": "object"}}
-        call = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
-        begin, separator, end = (json.dumps(part) if part else "" for part in (self.begin, self.separator, self.end))
-        many = f"calls: {begin} call ({separator} call)* {end}"
-        return f"{many}\ncall: %json {json.dumps({**call, 'x-guidance': JSON_OPTIONS})}"
+from conveyor_engine.text.tags import FindToken
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """One format."""
 
-    reads: Marked | Leading | Pythonic | XmlSyntax
-    shape: CallSyntax | None = None  # None: required calls use the format LIST
+    reads: Marked | Leading | Pythonic | XmlSyntax | Gemma | None  # None: `harmony` reads the whole answer
+    shape: CallSyntax | ChannelSyntax | None = None  # None: required calls use the format LIST
     has_special_tokens: bool = False  # whether its marks are special tokens, which would otherwise be hidden
     templates: Sequence[Sequence[str]] = ()  # a chat template that has all texts of one entry has this format
+    call_ids: CallIds = "random"
     begins: Sequence[str] = ()  # marks with which calls begin; `{tool}` stands for the name of a tool
 
     @property
@@ -79,12 +43,46 @@ class Format:
 
 
 LIST = "list"
+CHANNELS: Final = "openai"
+COMMAND: Final = "cohere_command3"
 _REST: Final = r"""rest: TEXT (<[*]> TEXT)*
 TEXT: /(.|\n)*/"""  # any tokens; the first one may begin within a mark
 _FUNCTIONS: Final = ("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
+
+
+def _dsml(outer: str, space: str = "") -> Format:
+    """Return the row of a DeepSeek model whose marks have the token `｜DSML｜`."""
+    marks = ("<｜DSML｜", "</｜DSML｜")
+    begin, end = (f"{mark}{outer}>" for mark in marks)
+    function, parameter = (f'{marks[0]}{space}{name} name="' for name in ("invoke", "parameter"))
+    function_end, parameter_end = (f"{marks[1]}{space}{name}>" for name in ("invoke", "parameter"))
+    syntax = XmlSyntax(
+        begin, end, function, '">', function_end, parameter, '"', parameter_end, value=">", string_mark='string="true"'
+    )
+    return Format(
+        syntax,
+        has_special_tokens=True,
+        templates=[["｜DSML｜", f"{outer}>"]],
+        begins=[begin, function.rstrip(' name="')],
+    )
+
+
 FORMATS: Final[Mapping[str, Format]] = {
     # in the order in which templates are searched: more specific formats come first
+    CHANNELS: Format(None, ChannelSyntax(), has_special_tokens=True, templates=[["<|channel|>analysis<|message|>"]]),
+    "gemma4": Format(
+        Gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+        has_special_tokens=True,
+        templates=[["<|tool_call>"]],
+        begins=["<|tool_call>"],
+    ),
+    "functiongemma": Format(
+        Gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+        has_special_tokens=True,
+        templates=[["<start_function_call>"]],
+        begins=["<start_function_call>"],
+    ),
     "glm45": Format(
         XmlSyntax(
             "", "", "<tool_call>", "", "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>", value="<arg_value>"
@@ -116,11 +114,14 @@ FORMATS: Final[Mapping[str, Format]] = {
         templates=[["<function=", "<parameter="]],
         begins=["<tool_call>", "<function="],
     ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml(" calls", " "),
     "deepseek_v3": Format(
         Marked(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            ("```<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-            "<｜tool▁calls▁begin｜>",
+            ("```<｜tool▁call▁end｜>",),
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
             name_ends=("\n```json\n",),
         ),
         has_special_tokens=True,
@@ -130,17 +131,31 @@ FORMATS: Final[Mapping[str, Format]] = {
     "deepseek_v31": Format(
         Marked(
             "<｜tool▁call▁begin｜>",
-            ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-            "<｜tool▁calls▁begin｜>",
+            ("<｜tool▁call▁end｜>",),
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
             name_ends=("<｜tool▁sep｜>",),
         ),
         has_special_tokens=True,
         templates=[["<｜tool▁calls▁begin｜>"]],
         begins=["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
     ),
+    "kimi_k2": Format(
+        Marked(
+            "<|tool_call_begin|>",
+            ("<|tool_call_end|>",),
+            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            name_ends=("<|tool_call_argument_begin|>",),
+            name=re.compile(r"(?:functions\.)?([^:]+):[0-9]+"),
+        ),
+        has_special_tokens=True,
+        call_ids="numbered",
+        templates=[["<|tool_calls_section_begin|>"], ["<|im_system|>tool_declare"]],
+        begins=["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+    ),
     "mistral": Format(
         Marked("[TOOL_CALLS]", is_list=True, name_ends=("[ARGS]", "{"), id_mark="[CALL_ID]"),
         has_special_tokens=True,
+        call_ids="short",
         templates=[["[TOOL_CALLS]"]],
         begins=["[TOOL_CALLS]"],
     ),
@@ -149,6 +164,17 @@ FORMATS: Final[Mapping[str, Format]] = {
         has_special_tokens=True,
         templates=[["<|tool_call|>"], ["<|tool|>", "<|/tool|>"]],
         begins=["<|tool_call|>"],
+    ),
+    COMMAND: Format(
+        Marked(
+            "<|START_ACTION|>",
+            ("<|END_ACTION|>",),
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+            is_list=True,
+        ),
+        has_special_tokens=True,
+        templates=[["<|START_ACTION|>"]],
+        begins=["<|START_ACTION|>"],
     ),
     "jamba": Format(
         Marked("<tool_calls>", ("</tool_calls>",), is_list=True),
@@ -160,6 +186,11 @@ FORMATS: Final[Mapping[str, Format]] = {
         has_special_tokens=True,
         templates=[["<|action_start|>", "<|plugin|>"]],
         begins=["<|action_start|>"],
+    ),
+    "longcat": Format(
+        Marked("<longcat_tool_call>", ("</longcat_tool_call>",)),
+        templates=[["<longcat_tool_call>"]],
+        begins=["<longcat_tool_call>"],
     ),
     "phi4_mini_json": Format(Marked("functools", is_list=True), templates=[["functools["]], begins=["functools["]),
     "hermes": Format(
@@ -174,10 +205,15 @@ FORMATS: Final[Mapping[str, Format]] = {
         templates=[["<|tool_call_start|>"], ["<|tool_list_start|>"]],
         begins=["<|tool_call_start|>"],
     ),
+    "olmo3": Format(
+        Pythonic("<function_calls>", "</function_calls>", is_list=False),
+        templates=[["<function_calls>", "<functions>"]],
+        begins=["<function_calls>"],
+    ),
     "llama4_pythonic": Format(
         Pythonic("<|python_start|>", "<|python_end|>"),
         has_special_tokens=True,
-        templates=[["func_name1(params_name1"]],
+        templates=[["func_name1(params_name1"], ["func_name1(param1=value1"]],
         begins=["<|python_start|>", "[{tool}("],
     ),
     "llama3_json": Format(
@@ -187,27 +223,23 @@ FORMATS: Final[Mapping[str, Format]] = {
         templates=[["<|python_tag|>"], ['"parameters": dictionary']],
         begins=["<|python_tag|>"],
     ),
-    LIST: Format(Leading(opening="["), CallSyntax("[", ", ", "]", *_BESIDE_ARGUMENTS)),
+    LIST: Format(
+        Leading(opening="["),
+        CallSyntax("[", ", ", "]", *_BESIDE_ARGUMENTS),
+        templates=[['[{"name": "tool_call_name", "arguments": ']],
+    ),
 }
-_OTHERS: Final = {"<|channel|>": "harmony, whose channels this engine does not read"}
 
 
 def find_format(template: str) -> str | None:
     """Return the format in which a chat template tells its model to call tools; None if it has no supported format."""
-    if any(mark in template for mark in _OTHERS):
-        return None
     for name, row in FORMATS.items():
         if any(all(text in template for text in texts) for texts in row.templates):
             return name
     return None
 
 
-def find_foreign_format(template: str) -> str | None:
-    """Return the name of a chat template's format if the format is known but not supported; otherwise None."""
-    return next((name for mark, name in _OTHERS.items() if mark in template), None)
-
-
-def find_forced(name: str | None) -> tuple[str, CallSyntax]:
+def find_forced(name: str | None) -> tuple[str, CallSyntax | ChannelSyntax]:
     """Return the format, and its shape, that a grammar forces if a call is required.
 
     This is the model's own format `name` if the format has a shape, otherwise LIST.
@@ -229,15 +261,15 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     marks = dict.fromkeys(mark.replace("{tool}", tool) for mark in row.begins for tool in tools)
     begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in marks]
     free = f"({' | '.join(begins)}) rest" if begins else ""
-    leading = "" if row.shape is None or row.reads_marks else row.shape.build_free_grammar(tools)
+    leading = row.shape.build_free_grammar(tools) if isinstance(row.shape, CallSyntax) and not row.reads_marks else ""
     start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
-    inner = json.loads(form)["grammars"][0] if form.startswith("{") else {"lark_grammar": form}
-    return json.dumps({"grammars": [{"lark_grammar": f"{start}\n{_REST}\n{leading}"}, {**inner, "name": "form"}]})
+    return embed_form(f"{start}\n{_REST}\n{leading}", form)
 
 
 def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:
     """Return the program that parses a format's calls. `strings`: the string arguments of each tool, by its schema."""
     reads = FORMATS[name].reads
+    assert reads, "the format is not read by its calls alone"
     if isinstance(reads, XmlSyntax):
         return reads.build({tool: frozenset(keys) for tool, keys in strings.items()})
     return reads.build()

@@ -13,6 +13,8 @@ Field = Literal["content", "reasoning", "tool_call", "arguments"]
 `tool_call` begins a call, and its text is the tool's whole name. `arguments` belong to the last call.
 """
 
+CallIds = Literal["random", "short", "numbered"]
+"""`short`: nine letters and digits, as Mistral's templates require. `numbered`: `functions.name:3`, as Kimi writes."""
 
 Part = tuple[Field, str]
 """More text of one field. A plain tuple, because each token of a stream creates one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from conveyor_engine.text.parsing.machine import END, Reading, Write, skip_space
 
 _OUTSIDE_STRINGS = frozenset(' \t\r\n{}[]:,"+-.0123456789eEtrufalsn')
-_NAME, _ARGUMENTS = "name", ("arguments", "parameters")
+_NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")
 _PAIRS = {"{": "}", "[": "]"}
 
 
@@ -123,7 +123,7 @@ class _Call:
 
     def read_value(self, key: str | None, first: str) -> Reading[str | None]:
         """Read the value of one property. Returns the next character if it has been read."""
-        if key == _NAME and first == '"' and self._name is None:
+        if key in _NAMES and first == '"' and self._name is None:
             self.hold(first)
             self._name = yield from read_string(self.hold)
             if self._name and self._arguments is not None:

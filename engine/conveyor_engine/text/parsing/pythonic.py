@@ -1,4 +1,4 @@
-"""Parses calls in the format of Llama 4 and LFM2: `[name(key=value), ...]`, with values in Python's syntax.
+"""Parses calls in the format of Llama 4, LFM2 and Olmo 3: `[name(key=value), ...]`, with values in Python's syntax.
 
 Values are converted to JSON while they are read. Quotes, escapes, white space, `True`, `False` and `None` change.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from string import hexdigits
 
-from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, skip_space
+from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, replay, skip_space
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.")
@@ -20,47 +20,65 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\
 
 @dataclass(frozen=True, slots=True)
 class Pythonic:
-    """Calls in a list at the beginning of an answer, possibly between two marks."""
+    """Calls between two marks, or in a list at the beginning of an answer."""
 
     begin: str
     end: str
+    is_list: bool = True  # whether the calls are in a list; otherwise each has a line
 
     def build(self) -> Program:
         """Return the program that parses an answer."""
         return partial(_read_answer, self)
 
 
-def _read_answer(marks: Pythonic, write: Write, first: str | None) -> Reading[None]:
-    content = partial(write, "content")
-    held: list[str] = []
-    character: str | None = yield from skip_space(first, held.append)
-    for expected in marks.begin:
-        if character != expected:
-            break
-        held.append(character)
-        character = yield
-    character = yield from skip_space(character, held.append)
-    if "".join(held).strip() in ("", marks.begin) and character == "[":
-        held.append(character)
-        is_call = True
-        character = None
-        while is_call:
-            is_call, character = yield from _read_call(write, held, character)
-            held = []
-            if is_call:
-                character = yield from skip_space(character)
-                if character != ",":
-                    break
-                held, character = [","], None
-        if is_call:
-            character = yield from skip_space(None if character == "]" else character)
-    content("".join(held))
+def _read_answer(syntax: Pythonic, write: Write, first: str | None) -> Reading[None]:
+    if syntax.is_list:
+        held: list[str] = []
+        character = yield from skip_space(first, held.append)
+        if character != "[":
+            yield from replay(_read_marked(syntax, write, None), [*held, character])
+            return
+        first = yield from _read_calls(syntax, write, held, character)
+    yield from _read_marked(syntax, write, first)
+
+
+def _read_marked(syntax: Pythonic, write: Write, first: str | None) -> Reading[None]:
+    content, character = partial(write, "content"), first
     while True:
-        space, mark = yield from read_until(content, (marks.end,), character)
+        space, mark = yield from read_until(content, (syntax.begin, syntax.end), character)
         if mark == END:
             return
-        content(space)
+        if mark == syntax.begin:
+            held = [space, mark]
+            character = yield from skip_space(None, held.append)
+            character = yield from _read_calls(syntax, write, held, character)
+        else:
+            content(space)
+            character = None
+
+
+def _read_calls(syntax: Pythonic, write: Write, held: list[str], first: str) -> Reading[str | None]:
+    """Read calls. The text in front of them, `held`, becomes content if there is none.
+
+    Returns the next character, or None if it is not read yet.
+    """
+    character: str | None = first
+    if syntax.is_list:
+        if first != "[":
+            write("content", "".join(held))
+            return first
+        held.append(first)
         character = None
+    while True:
+        is_call, character = yield from _read_call(write, held, character)
+        if not is_call:
+            return character
+        character = yield from skip_space(character)
+        if syntax.is_list and character != ",":
+            return (yield from skip_space(None if character == "]" else character))
+        if not syntax.is_list and character not in _WORD_CHARACTERS:
+            return character
+        held, character = ([","], None) if syntax.is_list else ([], character)
 
 
 def _read_call(write: Write, held: list[str], first: str | None) -> Reading[tuple[bool, str | None]]:

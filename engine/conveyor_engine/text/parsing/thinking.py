@@ -17,18 +17,25 @@ class Marks(NamedTuple):
     begin: str
     end: str
     are_special_tokens: bool = False  # whether the marks are special tokens, which would otherwise be hidden
+    first_token: str = ""  # the token that begins the thinking, if that is not the whole mark
+    prompt_end: str = ""  # the end of each prompt after which the model may think; "": any
 
 
+GPT_OSS: Final = "openai_gptoss"
 MARKS: Final[Mapping[str, Marks]] = {
+    GPT_OSS: Marks("<|channel|>analysis<|message|>", "<|end|>", True, prompt_end="<|start|>assistant"),
+    "gemma4": Marks("<|channel>thought", "<channel|>", True, first_token="<|channel>"),
     "think": Marks("<think>", "</think>"),
     "mistral": Marks("[THINK]", "[/THINK]", are_special_tokens=True),
+    "cohere_command3": Marks("<|START_THINKING|>", "<|END_THINKING|>", True),
     "seed_oss": Marks("<seed:think>", "</seed:think>"),
 }
 
 
 def find_marks(template: str) -> str | None:
     """Return the key of the marks in a chat template; None without marks."""
-    return next((name for name, marks in MARKS.items() if marks.end in template), None)
+    shown = ((name, marks.begin if name == GPT_OSS else marks.end) for name, marks in MARKS.items())
+    return next((name for name, mark in shown if mark in template), None)
 
 
 def build_thinking(marks: Marks, *, has_begun: bool, rest: Program) -> Program:

@@ -26,6 +26,7 @@ class XmlSyntax:
     key_end: str
     parameter_end: str
     value: str = ""  # a mark between the end of an argument's name and its text
+    string_mark: str = ""  # text in front of that mark if the argument is a string; line breaks then belong to it
 
     def build(self, strings: Mapping[str, Set[str]]) -> Program:
         """Return the program that parses an answer. `strings`: the string arguments of each tool, by its schema."""
@@ -96,38 +97,41 @@ class _XmlCalls:
                 return
             name: list[str] = []
             _, mark = yield from read_until(name.append, (syntax.key_end,))
+            attributes: list[str] = []
             if syntax.value and mark != END:
-                _, mark = yield from read_until(_ignore, (syntax.value,))
+                _, mark = yield from read_until(attributes.append, (syntax.value,))
             if mark == END:
                 return
             key = "".join(name).strip()
+            is_string = key in strings or bool(syntax.string_mark and syntax.string_mark in "".join(attributes))
             write("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            yield from self._read_value(partial(write, "arguments"), is_string=key in strings)
+            yield from self._read_value(partial(write, "arguments"), is_string=is_string)
 
     def _read_value(self, write: Callable[[str], None], *, is_string: bool) -> Reading[None]:
         """Read one argument, without the line breaks around it."""
         ends = (self._syntax.parameter_end,)
+        line_break = "" if self._syntax.string_mark else "\n"
         character = yield
-        first = None if character == "\n" else character
+        first = None if character == "\n" == line_break else character
         if is_string:
             write('"')
-            space, end = yield from read_until(lambda text: write(_escape(text)), ends, first)
+            space, end = yield from read_until(lambda text: write(escape(text)), ends, first)
             if end != END:
-                write(_escape(space.removesuffix("\n")) + '"')
+                write(escape(space.removesuffix(line_break)) + '"')
             return
         texts: list[str] = []
         space, end = yield from read_until(texts.append, ends, first)
         if end != END:
-            write(_as_json("".join(texts) + space.removesuffix("\n")))
+            write(as_json("".join(texts) + space.removesuffix("\n")))
 
 
-def _as_json(text: str) -> str:
+def as_json(text: str) -> str:
     text = _WORDS.get(text, text)
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return f'"{_escape(text)}"'
+        return f'"{escape(text)}"'
     return text
 
 
@@ -135,7 +139,7 @@ def _refuse(_: str) -> None:
     raise ValueError
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

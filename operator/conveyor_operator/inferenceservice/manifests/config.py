@@ -67,6 +67,9 @@ _TOOL_PARSERS: Final[dict[ToolParser, str]] = {
     "Mistral": "mistral",
     "DeepSeekV3": "deepseek_v3",
     "DeepSeekV31": "deepseek_v31",
+    "DeepSeekV32": "deepseek_v32",
+    "DeepSeekV4": "deepseek_v4",
+    "DeepSeekV41": "deepseek_v41",
     "GLM45": "glm45",
     "MiniMaxM2": "minimax_m2",
     "SeedOSS": "seed_oss",
@@ -75,6 +78,13 @@ _TOOL_PARSERS: Final[dict[ToolParser, str]] = {
     "InternLM": "internlm",
     "Phi4MiniJson": "phi4_mini_json",
     "LFM2": "lfm2",
+    "Harmony": "openai",
+    "KimiK2": "kimi_k2",
+    "Gemma4": "gemma4",
+    "FunctionGemma": "functiongemma",
+    "LongCat": "longcat",
+    "Olmo3": "olmo3",
+    "Command": "cohere_command3",
 }
 
 _REASONING_PARSERS: Final[dict[ReasoningParser, str]] = {
@@ -82,6 +92,9 @@ _REASONING_PARSERS: Final[dict[ReasoningParser, str]] = {
     "Think": "think",
     "Mistral": "mistral",
     "SeedOSS": "seed_oss",
+    "Harmony": "openai_gptoss",
+    "Gemma4": "gemma4",
+    "Command": "cohere_command3",
 }
 
 

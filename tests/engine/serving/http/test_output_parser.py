@@ -5,6 +5,7 @@ The parser is the tests' own. Those of the engine are tested in `tests/engine/te
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count, pairwise
 from pathlib import Path
@@ -23,7 +24,8 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedChoice, PreparedText
 from conveyor_engine.tasks.generate.serving.chat import ChatFormat
 from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
-from conveyor_engine.text.parsing.interface import PLAIN_TEXT, Part
+from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
+from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, Part
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
@@ -119,7 +121,13 @@ def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_en
 
 
 async def serve(
-    tokenizer: Tokenizer, outputs: Iterator[RequestOutput], *, stream: bool, stop: tuple[str, ...], logprobs: bool
+    tokenizer: Tokenizer,
+    outputs: Iterator[RequestOutput],
+    *,
+    stream: bool,
+    stop: tuple[str, ...] = (),
+    logprobs: bool = False,
+    parsing: Parsing = NO_PARSING,
 ) -> bytes:
     """Return the body of the response that GeneratedResponse makes from the outputs."""
     request = PreparedChoice(
@@ -128,7 +136,7 @@ async def serve(
     prepared = PreparedText(
         id="chatcmpl-1", model="tiny", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
-        reports_cached_tokens=False, ignored_fields=0, parts=[],
+        reports_cached_tokens=False, ignored_fields=0, parts=[], parsing=parsing,
     )  # fmt: skip
     model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
@@ -203,7 +211,7 @@ def test_a_stream_sends_each_part_as_soon_as_it_is_certain(chat_model: Path) -> 
     ids = [tokenizer.encode(text, MAX_TOKENS) for text in texts]
     cuts = [sum(map(len, ids[: number + 1])) for number in range(len(ids) - 1)]
     outputs = outputs_of([token for each in ids for token in each], cuts, has_logprobs=False, has_end=False)
-    body = asyncio.run(serve(tokenizer, outputs, stream=True, stop=(), logprobs=False))
+    body = asyncio.run(serve(tokenizer, outputs, stream=True))
     events = [json.loads(line[6:]) for line in body.decode().split("\n\n")[:-2]]
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas == [
@@ -219,4 +227,20 @@ def test_a_field_that_the_format_does_not_have_is_no_silence(chat_model: Path, m
     for stream in (False, True):
         outputs = outputs_of(tokenizer.encode(OPEN + "a", 99), [], has_logprobs=False, has_end=True)
         with pytest.raises(AttributeError, match="thought"):
-            asyncio.run(serve(tokenizer, outputs, stream=stream, stop=(), logprobs=False))
+            asyncio.run(serve(tokenizer, outputs, stream=stream))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("call_ids", "pattern"),
+    [("random", "call_[0-9a-f]{32}"), ("short", "[0-9a-f]{9}"), ("numbered", "functions.f:2 functions.f:3")],
+)
+def test_ids_of_calls_look_as_the_template_expects_them(
+    chat_model: Path, stream: bool, call_ids: CallIds, pattern: str
+) -> None:
+    tokenizer = Tokenizer(chat_model)
+    parsing = Parsing(tool_format="hermes", call_ids=call_ids, num_earlier_calls=2)
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+    outputs = outputs_of(tokenizer.encode(text, MAX_TOKENS), [], has_logprobs=False, has_end=True)
+    body = asyncio.run(serve(tokenizer, outputs, stream=stream, parsing=parsing))
+    assert re.search(pattern, " ".join(re.findall(r'"id":"((?!chatcmpl)[^"]+)"', body.decode())))

@@ -7,184 +7,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.text.parsing.examples import (
+    ALL,
+    ALL_END,
+    BEGIN,
+    END,
+    EXAMPLES,
+    KIMI_ALL,
+    KIMI_ALL_END,
+    KIMI_BEGIN,
+    KIMI_END,
+    KIMI_SEP,
+    SEP,
+)
 
 from conveyor_engine.text.parsing.build import Parsing, build_parser
-from conveyor_engine.text.parsing.formats import FORMATS, find_foreign_format, find_format
+from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, FORMATS, find_format
 from conveyor_engine.text.parsing.interface import Part
 
-WEATHER = '{"city": "São \\"Paulo\\"", "days": [1, {"a": "}]"}]}'
-CALL = ("get_weather", json.loads(WEATHER))
-TIME = ("get_time", {})
 STRINGS = {"get_weather": ["city"], "write": ["text"]}
-BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-
-# format, answer, content, calls
-Example = tuple[str, str, str, list[tuple[str, Any]]]
-EXAMPLES: list[Example] = [
-    ("hermes", f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>', "", [CALL]),
-    (
-        "hermes",
-        f'Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>\n',
-        "Let me see.",
-        [CALL, TIME],
-    ),
-    ("hermes", f'<tool_call>{{"arguments": {WEATHER}, "name": "get_weather"}}</tool_call>', "", [CALL]),
-    ("hermes", '<tool_call>{"id": 1, "name": "get_time", "arguments": {}, "x": [2]}</tool_call>Hi', "Hi", [TIME]),
-    ("hermes", "a < b, <tool> and\n\n <tool_call", "a < b, <tool> and\n\n <tool_call", []),
-    ("hermes", "<tool_call>none</tool_call> ", "<tool_call>none</tool_call> ", []),
-    ("hermes", '<tool_call>\n{"name": "f"}\n</tool_call>', '<tool_call>\n{"name": "f"}\n</tool_call>', []),
-    ("hermes", '<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
-    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}', '<tool_call>{"name": "f", "arguments": "{}"}', []),
-    ("hermes", '<tool_call>{"name": "get_ti', '<tool_call>{"name": "get_ti', []),
-    ("hermes", '<tool_call>{"name": "\\x", "arguments": {}}', '<tool_call>{"name": "\\x", "arguments": {}}', []),
-    ("llama3_json", f'{{"name": "get_weather", "parameters": {WEATHER}}}', "", [CALL]),
-    ("llama3_json", f'<|python_tag|>{{"name": "get_weather", "parameters": {WEATHER}}}', "", [CALL]),
-    (
-        "llama3_json",
-        f'{{"name": "get_weather", "parameters": {WEATHER}}}; {{"name": "get_time", "parameters": {{}}}}',
-        "",
-        [CALL, TIME],
-    ),
-    ("llama3_json", ' {"type": "function", "name": "get_time", "parameters": {}}', "", [TIME]),
-    ("llama3_json", '{"name": "Bob", "age": 5} is he', '{"name": "Bob", "age": 5} is he', []),
-    ("llama3_json", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
-    ("llama3_json", "<|py{}", "<|py{}", []),
-    ("llama3_json", "Hello {", "Hello {", []),
-    ("list", f'[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "get_time", "parameters": {{}}}}]', "",
-     [CALL, TIME]),
-    ("list", "[1, 2]", "[1, 2]", []),
-    ("mistral", f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [CALL]),
-    (
-        "mistral",
-        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "get_time", "arguments": {{}}}}]',
-        "",
-        [CALL, TIME],
-    ),
-    ("mistral", f"Yes.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]get_time[ARGS]{{}}", "Yes.", [CALL, TIME]),
-    ("mistral", f"Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{WEATHER}", "Yes.", [CALL]),
-    ("mistral", "Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e", "Yes.[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e", []),
-    ("mistral", f"[TOOL_CALLS]get_weather{WEATHER}", "", [CALL]),
-    ("mistral", "[TOOL_CALLS]none", "[TOOL_CALLS]none", []),
-    ("mistral", "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
-    (
-        "deepseek_v3",
-        f"{ALL}{BEGIN}function{SEP}get_weather\n```json\n{WEATHER}\n```{END}\n{BEGIN}function{SEP}get_time\n"
-        f"```json\n{{}}\n```{END}{ALL_END}",
-        "",
-        [CALL, TIME],
-    ),
-    (
-        "deepseek_v31",
-        f"I look.{ALL}{BEGIN}get_weather{SEP}{WEATHER}{END}{BEGIN}get_time{SEP}{{}}{END}{ALL_END}",
-        "I look.",
-        [CALL, TIME],
-    ),
-    (
-        "qwen3_coder",
-        'Well:\n<tool_call>\n<function=get_weather>\n<parameter=city>\nSão "Paulo"\n</parameter>\n<parameter=days>\n'
-        '[1, {"a": "}]"}]\n</parameter>\n</function>\n</tool_call>',
-        "Well:",
-        [CALL],
-    ),
-    (
-        "qwen3_coder",
-        "<tool_call>\n<function=write>\n<parameter=text>\n12\n\n  x</y>\n\n</parameter>\n<parameter=times>\nTrue\n"
-        "</parameter>\n<parameter=how>\nlike this\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
-        "<function=get_time>\n</function>\n</tool_call>",
-        "",
-        [("write", {"text": "12\n\n  x</y>\n", "times": True, "how": "like this"}), TIME],
-    ),
-    ("qwen3_coder", "<function=get_time></function>", "", [TIME]),
-    ("qwen3_coder", "<tool_call>\n{}</tool_call>", "<tool_call>\n{}</tool_call>", []),
-    ("qwen3_coder", "<tool_call>\n<funk", "<tool_call>\n<funk", []),
-    (
-        "glm45",
-        'Well:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>São "Paulo"</arg_value>\n'
-        '<arg_key>days</arg_key>\n<arg_value>[1, {"a": "}]"}]</arg_value>\n</tool_call>\n'
-        "<tool_call>get_time\n</tool_call>",
-        "Well:",
-        [CALL, TIME],
-    ),
-    (
-        "glm45",
-        "<tool_call>write<arg_key>text</arg_key><arg_value>12</arg_value><arg_key>n</arg_key><arg_value>5</arg_value>"
-        "</tool_call>",
-        "",
-        [("write", {"text": "12", "n": 5})],
-    ),
-    ("glm45", "<tool_call>", "<tool_call>", []),
-    ("glm45", "<tool_call>get_ti", "<tool_call>get_ti", []),
-    (
-        "minimax_m2",
-        'I look.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">São "Paulo"</parameter>\n'
-        '<parameter name="days">[1, {"a": "}]"}]</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
-        "</minimax:tool_call>",
-        "I look.",
-        [CALL, TIME],
-    ),
-    ("minimax_m2", "<minimax:tool_call>\nnone", "<minimax:tool_call>\nnone", []),
-    (
-        "seed_oss",
-        '<seed:tool_call>\n<function=get_weather>\n<parameter=city>São "Paulo"</parameter>\n'
-        '<parameter=days>[1, {"a": "}]"}]</parameter>\n</function>\n</seed:tool_call>',
-        "",
-        [CALL],
-    ),
-    ("granite", f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [CALL]),
-    (
-        "granite",
-        f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "get_time", "arguments": {{}}}}]'
-        "<|/tool_call|>",
-        "",
-        [CALL, TIME],
-    ),
-    (
-        "jamba",
-        f'Yes.<tool_calls>[\n{{"name": "get_weather", "arguments": {WEATHER}}},\n'
-        '{"name": "get_time", "arguments": {}}\n]</tool_calls>',
-        "Yes.",
-        [CALL, TIME],
-    ),
-    (
-        "internlm",
-        f'I look.<|action_start|><|plugin|>\n{{"name": "get_weather", "parameters": {WEATHER}}}<|action_end|>\n',
-        "I look.",
-        [CALL],
-    ),
-    ("phi4_mini_json", f'functools[{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [CALL]),
-    ("phi4_mini_json", "import functools", "import functools", []),
-    ("phi4_mini_json", "functools[0] and functools.cache", "functools[0] and functools.cache", []),
-    (
-        "lfm2",
-        "<|tool_call_start|>[get_weather(city='São \"Paulo\"', days=[1, {'a': \"}]\"}]), get_time()]"
-        "<|tool_call_end|>Wait",
-        "Wait",
-        [CALL, TIME],
-    ),
-    (
-        "llama4_pythonic",
-        "<|python_start|>[get_weather(city='São \"Paulo\"', days=[1, {'a': \"}]\"}]), get_time()]<|python_end|>",
-        "",
-        [CALL, TIME],
-    ),
-    (
-        "llama4_pythonic",
-        '[f(a=-1.5e3, b=None, c={"x": [True, False]}, d="it\\\'s \\n\\u00e9\\x41", e=[])]',
-        "",
-        [("f", {"a": -1500.0, "b": None, "c": {"x": [True, False]}, "d": "it's \néA", "e": []})],
-    ),
-    (
-        "llama4_pythonic",
-        r"""[f(a='\xzz', b='\x4', c='\u00e', d='\u', e='\q\x4\n')]""",
-        "",
-        [("f", {"a": r"\xzz", "b": r"\x4", "c": r"\u00e", "d": r"\u", "e": "\\q\\x4\n"})],
-    ),
-    ("llama4_pythonic", "[link](http://a)", "[link](http://a)", []),
-    ("llama4_pythonic", "[1, 2] and", "[1, 2] and", []),
-    ("llama4_pythonic", "[see(this)]", "[see(this)]", []),
-]  # fmt: skip
 
 
 def read(tool_format: str, chunks: list[str], **fields: Any) -> list[Part]:
@@ -239,6 +80,16 @@ def test_arguments_are_those_that_the_model_wrote_to_the_letter() -> None:
         ("llama4_pythonic", "[f(a='\\x4", '{"a": "\\\\x4'),
         ("qwen3_coder", "<function=f><parameter=a>\nb", '{"a": '),
         ("qwen3_coder", "<function=write><parameter=text>\nb", '{"text": "b'),
+        ("kimi_k2", f'{KIMI_BEGIN}functions.f:0{KIMI_SEP}{{"a": "b', '{"a": "b'),
+        ("kimi_k2", f'{KIMI_BEGIN}functions.f:0{KIMI_SEP}{{"a": 1{KIMI_END}', '{"a": 1'),
+        (
+            "deepseek_v32",
+            '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">b</｜DSML',
+            '{"a": "b</｜DSML',
+        ),
+        ("gemma4", '<|tool_call>call:f{a:1,b:<|"|>c', '{"a": 1, "b": "c'),
+        ("olmo3", "<function_calls>f(a='b', c=[1", '{"a": "b", "c": [1'),
+        (CHANNELS, '<|channel|>commentary to=functions.f<|message|>{"a": "b', '{"a": "b'),
     ],
 )
 def test_a_cut_or_broken_call_is_not_fixed(tool_format: str, answer: str, arguments: str) -> None:
@@ -269,8 +120,15 @@ PIECES = sorted({
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", BEGIN, SEP, END, ALL, ALL_END,
     "<|python_start|>", "<|tool_call_start|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_calls>",
     "<|tool_call|>", "functools", '<invoke name="', '">', '<parameter name="', "</invoke>",
-    "<|action_start|><|plugin|>",
+    "<|action_start|><|plugin|>", KIMI_BEGIN, KIMI_SEP, KIMI_END, KIMI_ALL, KIMI_ALL_END, "functions.f:0", "｜DSML｜",
+    '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="true">', "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    "<|tool_call>call:f{", '<|"|>', "<tool_call|>", "<function_calls>", "</function_calls>", "<|channel|>", "analysis",
+    "commentary to=functions.f", "<|message|>", "<|end|>", "<|call|>", "<|start|>assistant",
 })  # fmt: skip
+
+
+DROPS_MARKS = {"deepseek_v3", "deepseek_v31", "kimi_k2", "llama4_pythonic", "lfm2", "olmo3", CHANNELS, COMMAND}
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
@@ -289,12 +147,7 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
         for field, _ in whole:
             assert begun or field != "arguments", "a call begins with its name"
             begun = begun or field == "tool_call"
-        if not begun and tool_format not in (
-            "deepseek_v3",
-            "deepseek_v31",
-            "llama4_pythonic",
-            "lfm2",
-        ):
+        if not begun and tool_format not in DROPS_MARKS:
             assert content_of(whole) == text, "without a call nothing is lost"
 
     check()
@@ -320,14 +173,21 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama3_json"),
         ("[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
          "llama4_pythonic"),
-        ("<|channel|>commentary to=functions", None),
+        ("'<|start|>assistant<|channel|>analysis<|message|>' + message.thinking", "openai"),
+        ("<|tool_calls_section_begin|>{% for call in", "kimi_k2"),
+        ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2"),
+        ("{% set token = '｜DSML｜' %}<{{ token }}function_calls>", "deepseek_v32"),
+        ("<｜DSML｜tool_calls>", "deepseek_v4"),
+        ("<｜DSML｜ calls>", "deepseek_v41"),
+        ("'<|tool_call>call:' + function['name']", "gemma4"),
+        ("<start_function_call>call:", "functiongemma"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<|START_THINKING|><|END_THINKING|><|START_ACTION|>[", "cohere_command3"),
+        ("Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]", "llama4_pythonic"),
+        ('[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}, ...]', "list"),
+        ("in <functions></functions> XML tags. <function_calls></function_calls>", "olmo3"),
         ("{{ messages }}", None),
     ],
 )  # fmt: skip
 def test_a_chat_template_reports_its_format(template: str, found: str | None) -> None:
     assert find_format(template) == found
-
-
-def test_a_format_that_is_known_and_not_read_is_named() -> None:
-    assert (find_foreign_format("<|channel|>analysis") or "").startswith("harmony")
-    assert find_foreign_format("<tool_call>") is None

@@ -50,6 +50,10 @@ def test_thinking_is_separated(answer: str, has_begun: bool, parts: list[Part]) 
 
 def test_other_families_have_other_marks() -> None:
     assert read(["[THINK]a[/THINK]b"], thinking="mistral") == [("reasoning", "a"), ("content", "b")]
+    thinks = "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>"
+    assert read([thinks], thinking="cohere_command3") == [("reasoning", "a"), ("content", "b")]
+    for answer in ("<|channel>thought\na\n<channel|>b", "<|channel>thought\na<channel|>\nb"):
+        assert read([answer], thinking="gemma4") == [("reasoning", "a"), ("content", "b")]
     assert read(["<seed:think>a</seed:think>b"], thinking="seed_oss") == [("reasoning", "a"), ("content", "b")]
 
 

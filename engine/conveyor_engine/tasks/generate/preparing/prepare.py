@@ -20,13 +20,13 @@ from conveyor_engine.serving.preparing.prompts import read_prompt
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import SamplingFields
 from conveyor_engine.serving.preparing.structured import build_form_grammar
-from conveyor_engine.serving.preparing.tool_use import CalledAs
+from conveyor_engine.serving.preparing.tool_use import CalledAs, add_channels
 from conveyor_engine.serving.preparing.values import BAD_WORD_CHARACTERS_MAX
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
-from conveyor_engine.text.parsing.thinking import MARKS
+from conveyor_engine.text.parsing.thinking import GPT_OSS, MARKS
 from conveyor_engine.text.schema.problems import Relaxed
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, too_long
 from conveyor_engine.wire.pictures import PlacedPicture, encode_pictures
@@ -121,13 +121,13 @@ def prepare_conversation(
     truncation = fields.truncation(longest - (max_tokens or 1))
     conversation = read_conversation(model, fields, job.facts, truncation)
     use = fields.tool_use
-    parsing = use.find_parsing(model.dialect)
+    num_calls = sum(len(message.get("tool_calls", ())) for message in fields.messages_for_template())
+    parsing = _find_thinking(model.dialect, conversation.text, use.find_parsing(model.dialect, num_calls))
     find_token = partial(_find_token, model, facts=job.facts)
     grammar = use.build_grammar(model.dialect, find_token)
     if not grammar.text and fields.response_format and fields.response_format.kind != "tags":
         form = build_form_grammar(fields.response_format, "response_format", find_token)
-        grammar = use.add_calls(form, model.dialect, find_token)
-    parsing = _find_thinking(model.dialect, conversation.text, parsing)
+        grammar = use.add_calls(form, model.dialect, find_token, has_channels=parsing.thinking == GPT_OSS)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
     prompts, pictures = [conversation.token_ids], conversation.pictures
     prepared = _prepared(model, fields, prompts, max_tokens, job, id_prefix, grammar, parsing, budget, pictures)
@@ -138,12 +138,12 @@ def _find_thinking(dialect: Dialect, text: str, parsing: Parsing) -> Parsing:
     """Return `parsing`, set to parse thinking if the answer to this prompt can contain any.
 
     If the prompt ends with the mark that ends thinking, the answer contains none. If it ends with the mark that begins
-    thinking, the answer starts inside it.
+    thinking, the answer starts inside it. A model whose thinking begins a message thinks only if the prompt says so.
     """
     if dialect.thinking is None:
         return parsing
     marks, end = MARKS[dialect.thinking], text.rstrip()
-    if end.endswith(marks.end):
+    if end.endswith(marks.end) or not end.endswith(marks.prompt_end):
         return parsing
     has_begun = end.endswith(marks.begin)
     return msgspec.structs.replace(parsing, thinking=dialect.thinking, has_begun_thinking=has_begun)
@@ -162,10 +162,11 @@ def _find_thinking_tokens(
             raise _no_budget("this model's chat template shows no thinking")
         return None
     marks = MARKS[parsing.thinking]
-    begin, end = model.tokenizer.find_id(marks.begin), model.tokenizer.find_id(marks.end)
+    first = marks.first_token or marks.begin
+    begin, end = model.tokenizer.find_id(first), model.tokenizer.find_id(marks.end)
     if begin is None or end is None or max(begin, end) >= facts.vocab_size:
         if budget is not None:
-            raise _no_budget(f"{marks.end} is not a single token of this model")
+            raise _no_budget(f"{first} and {marks.end} are not single tokens of this model")
         return None
     return Thinking(begin, end, parsing.has_begun_thinking, budget)
 
@@ -204,6 +205,8 @@ def _prepared(
     find_token = partial(_find_token, model, facts=job.facts)
     for field, form in fields.forms().items() if not grammar.text else ():
         grammar = build_form_grammar(form, field, find_token)
+        if parsing.thinking == GPT_OSS:
+            grammar = add_channels(grammar, (), find_token)
     thinking = _find_thinking_tokens(model, parsing, job.facts, budget) if grammar.text or budget is not None else None
     bad_words = _read_bad_words(model, fields.bad_words or ())
     check_listed_tokens(fields, bad_words, job.facts)

@@ -176,7 +176,7 @@ class ChatFormat(ChoicesFormat):
             index, is_custom = index + 1, self._find_tool(text).is_custom
             self._calls[choice] = index, is_custom
             calls.append(
-                ToolCallDelta(index, id=self._make_call_id("call"), type="custom" if is_custom else "function")
+                ToolCallDelta(index, id=self._make_call_id("call", text), type="custom" if is_custom else "function")
             )
             _append(calls[-1], "", text, is_custom=is_custom)
             return
@@ -217,7 +217,7 @@ class ChatFormat(ChoicesFormat):
         yield b"}"
 
     def _make_call(self, call: Block) -> ToolCall | CustomToolCall:
-        call_id = self._make_call_id("call")
+        call_id = self._make_call_id("call", call.name)
         if self._find_tool(call.name).is_custom:
             return CustomToolCall(call_id, Custom(call.name, call.text))
         return ToolCall(call_id, Function(call.name, call.text))

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import ClassVar, Literal
 
 import msgspec
@@ -116,6 +117,7 @@ class Format(ABC):
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
         self._called_as = prepared.called_as
+        self._call_numbers = count(self._parsing.num_earlier_calls)
         self.on_held: Callable[[int], None] = lambda _: None  # called with the number of bytes kept until the end
 
     def build_parser(self) -> OutputParser:
@@ -146,9 +148,14 @@ class Format(ABC):
         """Return the tool that the client knows, by the name of the function that the model called."""
         return self._called_as.get(name) or CalledAs(name)
 
-    def _make_call_id(self, prefix: str) -> str:
-        digits = uuid.uuid4().hex
-        return digits[:9] if self._parsing.has_short_ids else f"{prefix}_{digits}"
+    def _make_call_id(self, prefix: str, function: str) -> str:
+        """Return the id for a call of this function, as the model's template expects ids."""
+        match self._parsing.call_ids:
+            case "short":
+                return uuid.uuid4().hex[:9]
+            case "numbered":
+                return f"functions.{function}:{next(self._call_numbers)}"
+        return f"{prefix}_{uuid.uuid4().hex}"
 
 
 class ChoicesFormat(Format):

@@ -207,7 +207,7 @@ class MessagesFormat(BlocksFormat):
             case "reasoning":
                 return Thinking(block.text, self._id)
             case "tool_call":
-                return ToolUse(self._make_call_id("toolu"), block.name, _read_input(block.text))
+                return ToolUse(self._make_call_id("toolu", block.name), block.name, _read_input(block.text))
         return Text(block.text)
 
     def _stop(self, finish_reason: str | None, stop_string: str | None) -> Stop:

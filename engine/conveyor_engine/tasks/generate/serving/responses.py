@@ -129,8 +129,8 @@ class ResponsesFormat(BlocksFormat):
     def _index(self) -> int:
         return len(self._output)
 
-    def _make_ids(self) -> tuple[str, str]:
-        return uuid.uuid4().hex, self._make_call_id("call")
+    def _make_ids(self, block: Block) -> tuple[str, str]:
+        return uuid.uuid4().hex, self._make_call_id("call", block.name) if block.kind == "tool_call" else ""
 
     def _end(self, items: list[Item], usage: Usage, *, is_cut: bool) -> Response:
         status: Status = "incomplete" if is_cut else "completed"
@@ -169,7 +169,7 @@ class ResponsesFormat(BlocksFormat):
 
         ids: the ids of the item and of its call; None makes new ones.
         """
-        digits, call_id = ids or self._make_ids()
+        digits, call_id = ids or self._make_ids(block)
         tool = self._find_tool(block.name)
         prefix = "ctc" if tool.is_custom else _PREFIXES[block.kind]
         item_id = digits if "_" in digits else f"{prefix}_{digits}"
