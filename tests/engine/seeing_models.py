@@ -49,14 +49,34 @@ _GATED_DELTA: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
+_GEMMA4_TEXT: Final[dict[str, Any]] = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 7, "num_global_key_value_heads": 1,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+_GEMMA4: Final[dict[str, Any]] = {
+    "vision_config": _SIZES
+    | {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+        "patch_size": 16, "position_embedding_size": 64,
+    },
+    "audio_config": None,
+}  # fmt: skip
+_GEMMA4_TOKENS: Final = {
+    "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<|image|>",
+    "audio_token": "<video>", "boa_token": "<img>", "eoa_token": "</img>",
+}  # fmt: skip
+
+
 class Family:
     """How a family's tiny model and its processor are made."""
 
     def __init__(
         self, mark: str, config: dict[str, Any], size: dict[str, Any], tokens: dict[str, str] | None = None,
         place: str = "", processor: dict[str, Any] | None = None, around: tuple[str, str] = ("", ""),
+        model_type: str = "",
     ) -> None:  # fmt: skip
         self.mark, self.config, self.size, self.tokens = mark, config, size, tokens or {}
+        self.model_type = model_type  # empty: the name of the family
         self.place, self.processor, self.around = place or mark, processor or {}, around
 
 
@@ -118,25 +138,31 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "gemma4": Family(
         "<|image|>",
-        {
+        _GEMMA4
+        | {
             "text_config": _TEXT
-            | {
-                "head_dim": 16, "global_head_dim": 32, "sliding_window": 7, "hidden_size_per_layer_input": 8,
-                "vocab_size_per_layer_input": VOCABULARY, "num_global_key_value_heads": 1,
-                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            },
-            "vision_config": _SIZES | {
-                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
-                "patch_size": 16, "position_embedding_size": 64,
-            },
-            "audio_config": None,
+            | _GEMMA4_TEXT
+            | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
         },
         {},
-        {
-            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<|image|>",
-            "audio_token": "<video>", "boa_token": "<img>", "eoa_token": "</img>",
-        },
+        _GEMMA4_TOKENS,
         processor={"image_seq_length": 9},
+    ),
+    "gemma4_large": Family(
+        "<|image|>",
+        _GEMMA4
+        | {
+            "text_config": _TEXT
+            | _GEMMA4_TEXT
+            | {
+                "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", "attention_k_eq_v": True,
+                "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+            }
+        },
+        {},
+        _GEMMA4_TOKENS,
+        processor={"image_seq_length": 9},
+        model_type="gemma4",
     ),
     "glm_ocr": Family(
         "<|image|>",
@@ -215,12 +241,12 @@ FAMILIES: Final[dict[str, Family]] = {
                 "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             },
             "vision_config": _TOWER,
-            "mm_tokens_per_image": 4,
+            "mm_tokens_per_image": 16,
         },
         {"height": 56, "width": 56},
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
         place="<image_soft_token>",
-        processor={"image_seq_length": 4},
+        processor={"image_seq_length": 16},
     ),
 }  # fmt: skip
 
@@ -253,6 +279,7 @@ def save_seeing_model(kind: str, directory: Path) -> PreTrainedModel:
     """Save all files that a server needs. Returns the model in float32."""
     transformers_logging.disable_progress_bar()
     family = FAMILIES[kind]
+    kind = family.model_type or kind
     tokenizer = _write_tokenizer(directory, family)
     torch.manual_seed(0)
     place = {"image_token_id": tokenizer.convert_tokens_to_ids(family.place)}

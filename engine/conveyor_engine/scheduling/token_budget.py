@@ -26,7 +26,7 @@ class TokenBudget:
         """joins: requests may join while others run. whole_prompts: prompts are not split. packs: see `tasks.Task`."""
         self._limits = limits
         self._max_tokens = facts.max_num_batched_tokens
-        self._whole_prompts = whole_prompts
+        self._whole_prompts, self._whole_images = whole_prompts, facts.whole_images
         self._packs = packs
         self._limits_long_prompts = joins and not whole_prompts
         self._long_prompt_tokens = max(1, int(self._max_tokens * LONG_PROMPT_SHARE))
@@ -68,11 +68,27 @@ class TokenBudget:
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
         is_decode = request.num_pending_tokens == 1
         budget = max(0, self._max_tokens - step.num_tokens if is_decode else self._room(step))
-        if num_tokens <= self._long_prompt_tokens:
-            return min(num_tokens, budget)
-        num_tokens = min(num_tokens, budget, self._long_prompt_budget)
-        self._long_prompt_budget -= num_tokens
+        if is_long := num_tokens > self._long_prompt_tokens:
+            budget = max(0, min(budget, self._long_prompt_budget))
+        num_tokens = min(num_tokens, budget)
+        if self._whole_images and num_tokens:
+            num_tokens = self._end_outside_images(step, request, num_tokens)
+        self._long_prompt_budget -= num_tokens * is_long
         return num_tokens
+
+    def _end_outside_images(self, step: Step, request: RequestState, num_tokens: int) -> int:
+        """Return how many tokens the request computes, so that none of its images is cut: up to an image, or all of it.
+
+        An image may exceed the budgets of prompts, but not the step; 0: it waits for a step with fewer other tokens.
+        """
+        begin = request.num_scheduled_tokens
+        cut = next((each for each in request.pictures if each.start < begin + num_tokens < each.end), None)
+        if cut is None:
+            return num_tokens
+        if begin < cut.start:
+            return cut.start - begin
+        rest = cut.end - begin
+        return rest if rest <= self._max_tokens - step.num_tokens else 0
 
     def _whole_chunk(self, step: Step, request: RequestState) -> int:
         """Return the length of the whole prompt, or the cost of the payload's next step; 0: the request waits.

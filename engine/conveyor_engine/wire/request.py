@@ -186,6 +186,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     # The token that stands for a part of an image in prompts; None: the model reads no images.
     image_place: int | None = None
     no_images_because: str = NO_IMAGES
+    # Whether a step computes all tokens of an image that are not computed, because they see each other.
+    whole_images: bool = False
     kv_tables: KVTables = ONE_TABLE
 
 

@@ -209,6 +209,7 @@ INLINE chunk chunk_at(const int bf16, const cv_attention *c, const unit *u, int6
 /* The end of the keys that the query at this position sees. */
 INLINE int64_t end_of(const cv_attention *c, const unit *u, int64_t position) {
     const int64_t length = c->seq_lens[u->seq];
+    if (c->ends) return c->ends[c->query_start[u->seq] + u->first_token + position - u->first_position];
     if (c->causal) return position + 1;
     return c->window > 0 && position + c->window < length ? position + c->window : length;
 }

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 11
+#define CV_ABI_VERSION 12
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -35,13 +35,16 @@ enum { CV_PANEL = 32 };
  *   window   it sees no further back than its last `window` tokens, itself included, nor, if not causal, further ahead;
  *            0 = all
  *   softcap  scores become softcap * tanh(score / softcap); 0 = off
- *   sinks    [num_heads] scores without a value, one in each softmax; null = none */
+ *   sinks    [num_heads] scores without a value, one in each softmax; null = none
+ *   ends     [tokens] where the keys end that each query sees, in place of `causal`; not descending within a sequence,
+ *            nor past seq_lens; null = by `causal` */
 typedef struct {
     const void *q;
     void *out;
     const void *k_cache, *v_cache;
     const int32_t *query_start, *seq_lens, *block_tables;
     const float *sinks;
+    const int32_t *ends;
     int64_t q_head_stride, q_token_stride, table_stride;
     int64_t num_seqs, num_heads, num_kv_heads, head_dim, value_dim;
     int32_t dtype, causal, window;

@@ -65,6 +65,14 @@ def same_spec(one: AttentionSpec, other: AttentionSpec) -> bool:
     return one == other and torch.equal(one.sinks, other.sinks)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where the keys end that each token of a step sees, if some tokens see later ones, as those of an image may."""
+
+    of_tokens: torch.Tensor  # int32 (num_tokens,): the end for each token; in a row never descending, and > position
+    in_full_layers: bool  # if false, only in layers with a window
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """One step's batch. Sequences are packed one after another: decodes first, padding last.
@@ -72,8 +80,8 @@ class AttentionMetadata:
     Rows 0 .. num_decodes-1 have exactly one query token, the rows after them one or more. Tokens at index >= num_tokens
     are padding: their slot is -1, nothing is written for them, and their output is never read.
 
-    Query token j of row i has the position p = seq_lens[i] - query_len[i] + j. It sees the keys at positions <= p. If
-    the layer has a window, these positions must also be > p - sliding_window.
+    Query token j of row i has the position p = seq_lens[i] - query_len[i] + j. It sees the keys at positions <= p, or
+    those before its end (`Ends`). If the layer has a window, these positions must also be > p - sliding_window.
 
     A CUDA graph (`graphs.mixed`) has a fixed number of rows: `num_decodes` rows for decodes, and the others for
     prompts. Rows that a step does not use have length 0 and no tokens, and are the last ones of each group. The host
@@ -97,6 +105,17 @@ class AttentionMetadata:
     kept: dict[Hashable, object] = field(default_factory=dict)  # results that a backend shares between layers
     # The same step with the block tables and slots of tables 1, 2, ... (`Spot.table`); the other fields are the same.
     others: "tuple[AttentionMetadata, ...]" = ()
+    ends: Ends | None = None  # None: no token sees later ones. A decode sees none
+
+    def set_ends(self, ends: Ends | None) -> None:
+        """Set `ends`, for all tables."""
+        for each in (self, *self.others):
+            each.ends = ends
+
+    def ends_of(self, spec: AttentionSpec) -> torch.Tensor | None:
+        """Return the ends for each token in this layer; None if no token of it sees later ones."""
+        used = self.ends is not None and (self.ends.in_full_layers or spec.sliding_window is not None)
+        return self.ends.of_tokens if self.ends is not None and used else None
 
     def of_table(self, table: int) -> "AttentionMetadata":
         """Return the step with the block tables and slots of this table."""
@@ -137,7 +156,8 @@ class AttentionBackend(Protocol):
         """Compute attention of query (T, H, D), any strides, over the caches -> (T, H, Dv), contiguous, same dtype.
 
         Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if the spec has a softcap. The
-        causal mask (and the window) and the softmax follow. If the spec has sinks, a head's sink is one of the scores.
+        mask (causal, or by `metadata.ends_of(spec)`, and the window) and the softmax follow. If the spec has sinks, a
+        head's sink is one of the scores.
         """
         ...
 

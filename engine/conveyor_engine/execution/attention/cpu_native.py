@@ -84,4 +84,5 @@ class CpuNative:
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
             sinks=spec.sinks,
+            ends=metadata.ends_of(spec),
         )

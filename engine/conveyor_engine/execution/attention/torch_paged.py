@@ -29,6 +29,7 @@ class TorchPaged(SlotCaches):
         starts = metadata.query_start_loc_host.tolist()
         seq_lens = metadata.seq_lens_host.tolist()
         offsets = torch.arange(self._block_size, device=query.device)
+        ends = metadata.ends_of(spec)
         for row in range(metadata.num_seqs):
             begin, end, seq_len = starts[row], starts[row + 1], seq_lens[row]
             num_blocks = -(-seq_len // self._block_size)
@@ -37,14 +38,18 @@ class TorchPaged(SlotCaches):
             # No query sees a key before the first query's window.
             first = max(0, seq_len - (end - begin) + 1 - spec.sliding_window) if spec.sliding_window else 0
             slots = slots[first:]
-            out[begin:end] = attend_one(query[begin:end], keys[slots], values[slots], spec)
+            seen = None if ends is None else ends[begin:end] - first
+            out[begin:end] = attend_one(query[begin:end], keys[slots], values[slots], spec, seen)
         return out
 
 
-def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+def attend_one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec, ends: torch.Tensor | None = None
+) -> torch.Tensor:
     """Compute attention of one sequence -> (n, H, Dv).
 
-    query: (n, H, D), the last n of L positions. key: (L, Hkv, D). value: (L, Hkv, Dv).
+    query: (n, H, D), the last n of L positions. key: (L, Hkv, D). value: (L, Hkv, Dv). ends: (n,), where the keys end
+    that each query sees; None: as the spec says.
     """
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
@@ -53,7 +58,8 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim).contiguous()  # on CUDA, rows must be aligned
     key, value = key.transpose(0, 1), value.transpose(0, 1)
-    mask = _mask(num_queries, num_keys, group, spec, query.device)
+    mask = _mask(num_queries, num_keys, spec, ends, query.device)
+    mask = None if mask is None else mask.repeat(group, 1)
     if spec.softcap is None and spec.sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped[None], key[None], value[None], attn_mask=mask, scale=spec.scaling
@@ -73,9 +79,9 @@ def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec
 
 
 def _mask(
-    num_queries: int, num_keys: int, group: int, spec: AttentionSpec, device: torch.device
+    num_queries: int, num_keys: int, spec: AttentionSpec, ends: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return which keys each query sees, bool (group * n, L); None if all queries see all keys.
+    """Return which keys each query sees, bool (n, L); None if all queries see all keys.
 
     For a single query, the caller has already removed the keys outside the window.
     """
@@ -83,8 +89,8 @@ def _mask(
         return None
     position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key_position = torch.arange(num_keys, device=device)[None, :]
-    last = position if spec.causal else position + (spec.sliding_window or 0) - 1
-    mask = key_position <= last
+    end = position + 1 if spec.causal else position + (spec.sliding_window or 0)
+    mask = key_position < (end if ends is None else ends[:, None])
     if spec.sliding_window:
         mask &= key_position > position - spec.sliding_window
-    return mask.repeat(group, 1)
+    return mask

@@ -59,6 +59,7 @@ class TritonPaged(SlotCaches):
                 sliding_window=spec.sliding_window,
                 softcap=spec.softcap,
                 sinks=spec.sinks,
+                ends=None if decode else metadata.ends_of(spec),
             )
         return out
 

@@ -1,4 +1,6 @@
-"""Computes causal attention over a paged KV cache. One kernel serves decodes, prompts and chunks of prompts.
+"""Computes attention over a paged KV cache. One kernel serves decodes, prompts and chunks of prompts.
+
+It is causal, except for tokens of prompts that see later ones (`Ends`).
 
 Each program computes one KV head for a tile of BLOCK_M rows. The rows are all query heads of that KV head for a few
 query tokens (GQA packing). So keys and values are read once for the whole group, and tl.dot has its 16 rows even in
@@ -58,17 +60,17 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
 # requests wait. Such values are the counts, and the alignment of tensors that are sliced at the number of decodes.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum", "ends"],
 )
 def _attend(
     out, work, arrived, partial_out, partial_highest, partial_sum,
     query, key_cache, value_cache, key_scales, value_scales, query_start, seq_lens, block_tables, sinks,
-    scale, softcap,
+    ends, scale, softcap,
     query_token_stride, query_head_stride, table_stride, scales_stride, num_seqs,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     LARGEST: tl.constexpr, PRODUCT: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ENDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
     DECODE: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -105,6 +107,9 @@ def _attend(
     real_row = (rows < BLOCK_Q * GROUP) & (queries < num_queries)
     tokens = (start + queries).to(tl.int64)
     positions = seq_len - num_queries + queries
+    seen_before = positions + 1
+    if HAS_ENDS and not DECODE:
+        seen_before = tl.load(ends + tokens, mask=real_row, other=0)
     dims = tl.arange(0, DIM_PADDED)
     value_dims = tl.arange(0, VALUE_PADDED)
     q = tl.load(
@@ -117,12 +122,15 @@ def _attend(
         end = tl.load(work + 3 * num_tiles + tile)
     else:  # the keys that at least one row of the tile sees
         last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
-        end = seq_len - num_queries + last_query + 1
+        after_last = seq_len - num_queries + last_query + 1
+        end, first_end = after_last, seq_len - num_queries + first_query + 1
+        if HAS_ENDS:
+            end, first_end = tl.load(ends + start + last_query), tl.load(ends + start + first_query)
         begin, seen_by_all = 0, 0
-        unseen_by_some = (seq_len - num_queries + first_query + 1) // BLOCK_N * BLOCK_N
+        unseen_by_some = first_end // BLOCK_N * BLOCK_N
         if WINDOW > 0:
             begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-            seen_by_all = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
+            seen_by_all = tl.minimum(tl.cdiv(tl.maximum(after_last - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
             unseen_by_some = tl.maximum(unseen_by_some, seen_by_all)
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -146,18 +154,18 @@ def _attend(
         if WINDOW > 0:
             acc, acc_second, total, highest = _see_keys(
                 acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-                kv_head, positions, begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
-                VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
+                kv_head, positions, seen_before, begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
+                VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
             )  # fmt: skip
         acc, acc_second, total, highest = _see_keys(
             acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-            kv_head, positions, seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
-            VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
+            kv_head, positions, seen_before, seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
+            VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
         )  # fmt: skip
         begin = unseen_by_some
     acc, acc_second, total, highest = _see_keys(
         acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-        kv_head, positions, begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
+        kv_head, positions, seen_before, begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
         VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
     )  # fmt: skip
 
@@ -188,7 +196,7 @@ def _attend(
 @triton.jit
 def _see_keys(
     acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-    kv_head, positions, begin, end, scale, softcap,
+    kv_head, positions, seen_before, begin, end, scale, softcap,
     NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
@@ -225,7 +233,7 @@ def _see_keys(
         else:
             scores *= scale * _LOG2_E  # exp2 is faster than exp
         if MASKED:
-            visible = (keys[None, :] <= positions[:, None]) & real_key[None, :]
+            visible = (keys[None, :] < seen_before[:, None]) & real_key[None, :]
             if WINDOW > 0:
                 visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
@@ -307,12 +315,14 @@ def paged_attention(
     sliding_window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> None:
     """Write attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D) to out (T, H, Dv).
 
     caches: keys and values, blocks * block_size slots. query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are
     int32. num_queries: query_start[-1] - query_start[0], which the host knows. plan: for decodes, which have one query
-    token each and are the first of the batch; None for prompts. sinks: (H,) or None, see `AttentionSpec`.
+    token each and are the first of the batch; None for prompts. sinks: (H,) or None, see `AttentionSpec`. ends: of the
+    batch's tokens, see `AttentionMetadata.ends_of`.
     """
     keys, values = (cache.numbers for cache in caches)
     largest = caches[0].largest
@@ -334,13 +344,13 @@ def paged_attention(
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
         query, keys, values, *(cache.scales for cache in caches), query_start, seq_lens, block_tables, sinks,
-        scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
+        ends, scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
         query.stride(0), query.stride(1), block_tables.stride(0), caches[0].scales_stride, num_seqs,
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         LARGEST=largest, PRODUCT=tl.float32 if query.dtype == torch.float32 else tl.float16,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None, BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
-        DECODE=decode, **early_launch(),
+        HAS_SINKS=sinks is not None, HAS_ENDS=ends is not None,
+        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

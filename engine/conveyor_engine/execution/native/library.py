@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 11
+_ABI_VERSION = 12
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -24,7 +24,7 @@ _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c
 class Attention(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("q", "out", "k_cache", "v_cache", "query_start", "seq_lens", "block_tables")),
-        ("sinks", _P),
+        *(("sinks", _P), ("ends", _P)),
         *((name, _I64) for name in ("q_head_stride", "q_token_stride", "table_stride")),
         *((name, _I64) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
         *(("dtype", _I32), ("causal", _I32), ("window", _I32), ("scale", _F32), ("softcap", _F32)),

@@ -104,12 +104,14 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention of query (T, H, D) over caches made by `kv_cache`: (T, H, value_dim).
 
     query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are int32. Tokens after query_start[-1] are padding, and
     their result is zero. If `causal` is false, each query attends to its whole sequence, or with a window to tokens on
-    both sides. sinks: (H,), a score without a value for each query head.
+    both sides. sinks: (H,), a score without a value for each query head. ends: int32, where the keys end that each
+    token before query_start[-1] sees, in place of `causal`; never descending within a sequence.
 
     The kernel reads a KV head's keys and values once for each tile of query rows. A row is one query head of one token.
     A tile has at most 48 rows, or more if one token alone has more.
@@ -125,10 +127,11 @@ def paged_attention(
     out = torch.empty((tokens, num_heads, value_dim), dtype=query.dtype)
     out[int(query_start[num_seqs]) :] = 0
     sinks = None if sinks is None else sinks.float().contiguous()
+    assert ends is None or (ends.dtype == torch.int32 and ends.is_contiguous())
     call = library.Attention(
         *(query.data_ptr(), out.data_ptr(), caches[0].data_ptr(), caches[1].data_ptr()),
         *(query_start.data_ptr(), seq_lens.data_ptr(), block_tables.data_ptr()),
-        None if sinks is None else sinks.data_ptr(),
+        *(None if each is None else each.data_ptr() for each in (sinks, ends)),
         *(query.stride(1), query.stride(0), block_tables.stride(0)),
         *(num_seqs, num_heads, caches[0].shape[1], head_dim, value_dim),
         *(library.DTYPES[query.dtype], causal, sliding_window or 0, scaling, softcap or 0.0),

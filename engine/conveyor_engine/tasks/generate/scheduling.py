@@ -25,6 +25,7 @@ class Generate:
     def __init__(self, facts: ModelFacts) -> None:
         self._task, self._vocab_size, self._max_model_len = facts.task, facts.vocab_size, facts.max_model_len
         self.dummy_cost_max = max(1, facts.max_model_len - 2)
+        self._whole_images, self._step_tokens = facts.whole_images, facts.max_num_batched_tokens
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
         """Build a request for the warm-up, or for the check after a step that raised.
@@ -51,6 +52,25 @@ class Generate:
             message = f"{num_tokens} prompt tokens and {max_tokens} output tokens exceed the model's context of"
             raise InvalidRequest(
                 f"{message} {self._max_model_len} tokens", param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED
+            )
+
+        if self._whole_images and request.pictures:
+            self._check_images(request)
+
+    def _check_images(self, request: EngineRequest) -> None:
+        """Raise InvalidRequest if an image does not fit into a step, or if its tokens would have to be scored."""
+        largest = max(each.end - each.start for each in request.pictures)
+        if largest > self._step_tokens:
+            raise InvalidRequest(
+                f"an image has {largest} tokens, which this model computes in one step, and a step of this engine has "
+                f"at most {self._step_tokens} (`max_num_batched_tokens`)",
+                param="messages",
+            )
+        if request.params is not None and request.params.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "the tokens of an image see each other in this model, so they have no log probabilities; omit "
+                "`prompt_logprobs`",
+                param="prompt_logprobs",
             )
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:

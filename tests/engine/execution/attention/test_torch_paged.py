@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 
 BLOCK_SIZE = 4
@@ -43,22 +43,27 @@ def dense_attention(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention: query (n, H, D), the last n tokens, with key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
+    """Compute attention: query (n, H, D), the last n tokens, with key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv).
+
+    ends: (n,), where the keys end that each token sees; None: causal.
+    """
     group = query.shape[1] // key.shape[1]
     out = torch.zeros(*query.shape[:2], value.shape[2], dtype=torch.float64)
     for token in range(query.shape[0]):
         position = key.shape[0] - query.shape[0] + token
         first = 0 if window is None else max(0, position - window + 1)
+        end = position + 1 if ends is None else int(ends[token])
         for head in range(query.shape[1]):
-            seen_keys = key[first : position + 1, head // group].double()
+            seen_keys = key[first:end, head // group].double()
             scores = seen_keys @ query[token, head].double() * SCALING
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             share = 1.0
             if sinks is not None:  # the share of the softmax that the sink leaves
                 share = torch.sigmoid(scores.logsumexp(0) - sinks[head].double())
-            out[token, head] = share * scores.softmax(0) @ value[first : position + 1, head // group].double()
+            out[token, head] = share * scores.softmax(0) @ value[first:end, head // group].double()
     return out
 
 
@@ -94,6 +99,23 @@ def test_it_attends_as_written_down(
     expected = [dense_attention(q, k, v, window, softcap, sinks) for q, k, v in zip(queries, keys, values, strict=True)]
     torch.testing.assert_close(out, torch.cat(expected).float(), rtol=1e-5, atol=1e-5)
     assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_tokens_see_keys_up_to_their_ends_and_no_further_back_than_the_window(window: int | None) -> None:
+    torch.manual_seed(0)
+    ends = torch.tensor([1, 5, 5, 5, 5, 6, 10, 10, 10, 10, 11], dtype=torch.int32)
+    shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6)
+    keys, values, queries = torch.randn(11, 2, 8), torch.randn(11, 2, 6), torch.randn(11, 4, 8)
+    backend = TorchPaged()
+    backend.allocate([shape], 4, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    for begin, end in ((0, 6), (6, 11)):
+        metadata = metadata_of([end - begin], [end], 4)
+        metadata.set_ends(Ends(ends[begin:end], in_full_layers=True))
+        backend.write_kv(0, keys[begin:end], values[begin:end], metadata)
+        out = backend.attend(AttentionSpec(0, SCALING, window, None), queries[begin:end], metadata)
+        expected = dense_attention(queries[begin:end], keys[:end], values[:end], window, None, None, ends[begin:end])
+        torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_padding_tokens_are_neither_written_nor_attended() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata
+from tests.engine.execution.attention.test_cpu_native import IMAGES, LAYERS, make_metadata
 from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
 from tests.engine.references import add, run, tokens_of
 from tests.engine.tiny_models import save_tiny_model
@@ -20,7 +20,7 @@ from conveyor_engine import execution
 from conveyor_engine.config.engine_config import AttentionBackendName, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
@@ -46,13 +46,16 @@ def run_steps(
     cap: float | None = None,
     has_sinks: bool = False,
     steps: list[tuple[list[tuple[int, int]], int]] = STEPS,
+    images: tuple[tuple[int, int], ...] = (),
 ) -> torch.Tensor:
     """Return all outputs of these steps, in every layer, in one tensor."""
     backend.allocate(layers, 256, 16, dtype, DEVICE)
     outputs = []
     generator = torch.Generator().manual_seed(0)
     for lengths, padding in steps:
-        metadata = make_metadata(lengths, padding)
+        metadata = make_metadata(lengths, padding, images)
+        if metadata.ends is not None:
+            metadata.set_ends(Ends(metadata.ends.of_tokens.to(DEVICE), in_full_layers=True))
         for name in ("query_start_loc", "seq_lens", "block_tables", "slot_mapping"):
             setattr(metadata, name, getattr(metadata, name).to(DEVICE))
         for index, layer in enumerate(layers):
@@ -90,6 +93,15 @@ def test_both_agree_on_sinks(dtype: torch.dtype, window: int | None, cap: float 
     expected = assert_agrees(dtype, window=window, cap=cap, has_sinks=True)
     without = run_steps(TorchPaged(), dtype, window=window, cap=cap)
     assert (expected - without).abs().max() > 0.1
+
+
+@in_types("window, cap", (None, None), (9, None), (20, 3.0))
+def test_both_agree_on_images_whose_tokens_see_each_other(
+    dtype: torch.dtype, window: int | None, cap: float | None
+) -> None:
+    expected = assert_agrees(dtype, window=window, cap=cap, images=IMAGES)
+    causal = run_steps(TorchPaged(), dtype, window=window, cap=cap)
+    assert (expected - causal).abs().max() > 0.1
 
 
 OTHER_GROUPS = [pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(12, 4, marks=pytest.mark.slow)]

@@ -23,6 +23,7 @@ from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_
 from tests.engine.execution.kernels.cuda_layers import (
     SHAPES,
     STEPS,
+    WITH_IMAGES,
     prepare,
     prepare_attention,
     prepare_cuts,
@@ -60,6 +61,12 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                         if capability == SMALL_CAPABILITIES[0]:
                             place = (layer, f"{step}, float32", capability)
                             prepare_attention(shape, STEPS[step], torch.float32)()
+            of_images = SHAPES["Gemma-2-2B"]
+            for kv_name, kv_dtype in ({"bfloat16": None} | EIGHT_BITS).items():
+                if kv_dtype in (None, torch.int8) or capability >= 89:
+                    place = ("Gemma-2-2B", f"images, a chunk of a prompt, {kv_name}", capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare_attention(of_images, WITH_IMAGES, kv_dtype=kv_dtype)()
             place = ("sampler", "draws", capability)
             with FakeTensorMode(), torch.inference_mode():
                 prepare_uniforms(64)()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels.cut import cut
@@ -58,6 +58,7 @@ class Step:
     """The rows of a batch, (query tokens, context) each, decodes first."""
 
     rows: tuple[tuple[int, int], ...]
+    sees_ahead: bool = False  # whether tokens see later ones, as those of images
 
 
 STEPS = {
@@ -65,6 +66,9 @@ STEPS = {
     "one long decode": Step(((1, 30_000),)),
     "a chunk of a prompt": Step(((500, 900),)),
 }
+
+
+WITH_IMAGES = Step(((500, 900),), sees_ahead=True)  # only for layers that are not ours
 
 
 def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLayer:
@@ -117,6 +121,7 @@ def make_paged(
         num_tokens=int(starts[-1]),
         query_start_loc_host=starts,
         seq_lens_host=totals,
+        ends=Ends(torch.empty(int(starts[-1]), dtype=torch.int32, device=CUDA), True) if step.sees_ahead else None,
     )
     return PagedStep(backend, metadata)
 

@@ -62,11 +62,12 @@ class Sequences:
         *,
         causal: bool = True,
         sinks: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return native.paged_attention(
             self.query, self.caches, self.starts, self.totals, self.tables,
             value_dim=self.value_dim, scaling=scaling, causal=causal, sliding_window=window, softcap=softcap,
-            sinks=sinks,
+            sinks=sinks, ends=ends,
         )  # fmt: skip
 
     def exact(
@@ -77,8 +78,9 @@ class Sequences:
         *,
         causal: bool = True,
         sinks: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        outputs = []
+        outputs, first = [], 0
         for (queries, total), query, key, value in zip(
             self.lengths, self.query.split([n for n, _ in self.lengths]), self.keys, self.values, strict=True
         ):
@@ -89,6 +91,10 @@ class Sequences:
                 scores = softcap * torch.tanh(scores / softcap)
             distance = torch.arange(total - queries, total)[:, None] - torch.arange(total)[None]
             hidden = (distance < 0) & causal | (distance.abs() >= (window or total))
+            if ends is not None:
+                is_after = torch.arange(total) >= ends[first : first + queries, None]
+                hidden = is_after | (distance >= (window or total))
+            first += queries
             scores = scores.masked_fill(hidden, -torch.inf)
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, queries, 1)], -1)

@@ -149,6 +149,17 @@ def test_attention_adds_sinks_to_the_softmax(dtype: torch.dtype, window: int | N
 
 
 @DTYPES
+@pytest.mark.parametrize("window", [None, 5, 63])
+def test_attention_sees_keys_up_to_the_end_of_each_token(dtype: torch.dtype, window: int | None) -> None:
+    batch = Sequences([(3, 40), (130, 130), (1, 33), (200, 310)], 4, 2, 32, 32, dtype)
+    ends = torch.cat([torch.arange(total - queries, total) + 1 for queries, total in batch.lengths]).int()
+    ends[3 + 10 : 3 + 90], ends[134:334] = 90, 310  # an image amid a sequence, and one that is all of its queries
+    exact = batch.exact(window=window, ends=ends)
+    assert_close(batch.attend(window=window, ends=ends), exact)
+    assert (batch.exact(window=window) - exact).abs().max() > 0.1
+
+
+@DTYPES
 def test_attention_with_more_query_heads_per_kv_head_than_a_tile_has_rows(dtype: torch.dtype) -> None:
     batch = Sequences([(3, 40), (1, 33)], 71, 1, 16, 16, dtype)
     assert_close(batch.attend(), batch.exact())

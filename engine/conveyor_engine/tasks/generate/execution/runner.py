@@ -83,7 +83,7 @@ class GenerateRunner(Runner):
         self._sight, blind_because = open_sight(self.model, towers, config.model, layers, shapes)
         start.fuse(self.model, len(layers))
         self._adapters = self._add_adapters(start, adapters)
-        if self._sight is None or not self._sight.is_deep:
+        if self._sight is None or not (self._sight.is_deep or self._sight.sees_ahead):
             join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
@@ -125,6 +125,7 @@ class GenerateRunner(Runner):
             num_lost_graphs=num_lost,
             image_place=self._sight and self._sight.place_id,
             no_images_because=blind_because,
+            whole_images=self._sight is not None and self._sight.sees_ahead,
         )
 
     def _add_adapters(self, start: RunnerStart, found: Sequence[Adapter]) -> Adapters | None:
@@ -275,6 +276,7 @@ class GenerateRunner(Runner):
         seen = None
         if self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens):
             seen = self._sight.see(lay_out(plan), batch.input_ids)
+            batch.metadata.set_ends(seen.ends)
         return self._forward(*inputs, seen), batch.samples, None
 
     def _find_used(self, plan: StepPlan) -> Sequence[int]:

@@ -10,6 +10,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from conveyor_engine.execution.attention.backend import Ends
 from conveyor_engine.execution.attention.interface import use_transformers_attention
 from conveyor_engine.execution.batch import Layout
 from conveyor_engine.execution.models.towers import Tower, put_back, take_towers
@@ -27,6 +29,15 @@ from conveyor_engine.wire.step import AdmittedRow
 KEPT_BYTES: Final = 256 * 2**20  # of features
 _GRID: Final = "image_grid_thw"  # the encoder's input that positions depend on
 
+
+class Ahead(Enum):
+    """The layers in which a token of an image sees the later tokens of the image."""
+
+    NOWHERE = auto()
+    IN_WINDOWS = auto()  # layers with a window
+    EVERYWHERE = auto()
+
+
 Features = tuple[torch.Tensor, ...]  # of one picture, each (places, hidden): the embeddings, and those of deeper layers
 
 
@@ -35,6 +46,7 @@ class Seen(NamedTuple):
 
     position_ids: torch.Tensor  # int64 (1, T) or (3, 1, T)
     outputs: dict[str, Any]  # an encoder's output, by the name of its kind; empty if the step has no token of a picture
+    ends: Ends | None  # set if tokens see later ones
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's arguments."""
@@ -49,6 +61,7 @@ class _Row:
     places: npt.NDArray[np.int64]  # positions of all placeholders, ascending
     positions: npt.NDArray[np.int64]  # (3, prompt): of each token, for the model's rotary embedding
     shift: int  # what is added to the position of a later token
+    ends: npt.NDArray[np.int32]  # (prompt,): where the keys end that a token sees; of a placeholder, after its image
 
     @property
     def end(self) -> int:
@@ -69,12 +82,18 @@ class Sight:
         self.place_id, self._kept_bytes = place_id, kept_bytes
         self._inputs = inspect.signature(self._base.get_image_features).parameters
         self.has_axes = hasattr(self._base, "get_rope_index")  # whether positions have three axes
+        self.ahead = Ahead.NOWHERE  # set by `sight_trial`
         self._rows: dict[int, _Row] = {}
         self._features: OrderedDict[bytes, Features] = OrderedDict()
         self._num_bytes = 0
         self._kind: type = list  # of what the encoder returns
         self.step_bytes = 0  # of the encoder, beside the weights; set by `tasks.generate`
         self.is_deep = False  # whether features of a picture are added behind the first layers too
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Return whether tokens of an image see later ones."""
+        return self.ahead is not Ahead.NOWHERE
 
     def use_own_attention(self) -> None:
         """Let the encoders use transformers' attention, also after the model was switched to ours."""
@@ -107,7 +126,7 @@ class Sight:
         places = np.flatnonzero(prompt == self.place_id)
         assert len(places) == sum(each.picture.num_places for each in pictures), "a worker checks the placeholders"
         positions, shift = self._find_positions(prompt, pictures)
-        self._rows[admitted.row] = _Row(pictures, places, positions, shift)
+        self._rows[admitted.row] = _Row(pictures, places, positions, shift, _find_ends(len(prompt), places))
         return shift
 
     def _find_positions(
@@ -141,11 +160,23 @@ class Sight:
             position_ids = position_ids[0]
         parts = list(self._find_parts(layout))
         if not parts:
-            return Seen(position_ids, {})
+            return Seen(position_ids, {}, None)
         features = self._find_features([placed for _, placed, _ in parts])
         indices = torch.from_numpy(np.concatenate([where for where, _, _ in parts])).to(device)
         chosen = [tuple(part[inside] for part in features[placed.span.digest]) for _, placed, inside in parts]
-        return Seen(position_ids, {"image": self._lay_out(input_ids, indices, chosen)})
+        ends = self._lay_ends(layout, device) if self.sees_ahead else None
+        return Seen(position_ids, {"image": self._lay_out(input_ids, indices, chosen)}, ends)
+
+    def _lay_ends(self, layout: Layout, device: torch.device) -> Ends:
+        """Return where the keys end that each of a step's tokens sees."""
+        ends = (layout.positions + 1).astype(np.int32)
+        for index, row in enumerate(layout.rows.tolist()):
+            if (found := self._rows.get(row)) is not None:
+                begin, end = layout.starts[index], layout.starts[index + 1]
+                own = layout.positions[begin:end]
+                is_prompt = own < len(found.ends)
+                ends[begin:end][is_prompt] = found.ends[own[is_prompt]]
+        return Ends(torch.from_numpy(ends).to(device), in_full_layers=self.ahead is Ahead.EVERYWHERE)
 
     def _lay_positions(self, layout: Layout) -> npt.NDArray[np.int64]:
         """Return the positions (3, T) of a step's tokens."""
@@ -234,6 +265,14 @@ def unpack(picture: Picture, name: str) -> torch.Tensor:
     packed = picture.tensors[name]
     array = np.frombuffer(packed.data, dtype=packed.dtype).reshape(packed.shape)
     return torch.from_numpy(array.copy())
+
+
+def _find_ends(length: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Return where the keys end that each of so many tokens sees: after it, or after its run of placeholders."""
+    ends = np.arange(1, length + 1, dtype=np.int32)
+    lasts = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)  # of runs, as indices into `places`
+    ends[places] = np.repeat(places[lasts] + 1, np.diff(lasts, prepend=-1))
+    return ends
 
 
 def _join(part: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

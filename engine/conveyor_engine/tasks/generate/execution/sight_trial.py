@@ -1,7 +1,8 @@
 """Finds out whether a model reads images, and checks that it gives the logits of transformers' own code for them.
 
 The runner calls `open_sight` once, before `fuse`. transformers computes a prompt with an image from pixels in one
-forward, and the engine in two parts that meet within the image, from features and with its own positions and caches.
+forward, and the engine in two parts, from features and with its own positions and caches. The parts meet within the
+image, or before it if its tokens see each other.
 """
 
 import inspect
@@ -25,7 +26,7 @@ from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.towers import Tower
 from conveyor_engine.execution.states import Shapes, States
 from conveyor_engine.tasks.generate.chat_pictures import ChatPictures, load_chat_pictures
-from conveyor_engine.tasks.generate.execution.sight import Sight, unpack
+from conveyor_engine.tasks.generate.execution.sight import Ahead, Sight, unpack
 from conveyor_engine.wire.pictures import Picture, PictureSpan, PlacedPicture, encode_pictures
 from conveyor_engine.wire.request import NO_IMAGES, SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
@@ -88,10 +89,31 @@ def _compute_whole(sight: Sight, tokens: list[int], picture: Picture) -> torch.T
     named = {"mm_token_type_ids": types, "token_type_ids": types}
     inputs |= {name: value for name, value in named.items() if name in sight.forward_inputs}
     interface.use_transformers_attention(model)
+    sight.ahead = _find_ahead(model)
     logits: torch.Tensor = model(input_ids=input_ids, use_cache=False, **inputs).logits[0]
     model.set_attn_implementation(interface.IMPLEMENTATION)
     sight.use_own_attention()
     return logits
+
+
+def _find_ahead(model: PreTrainedModel) -> Ahead:
+    """Return where tokens of an image see later ones, by transformers' masks for a text with an image of two tokens."""
+    make = getattr(model, "create_masks_for_generate", None)
+    if make is None:
+        return Ahead.NOWHERE
+    types = torch.tensor([[0, 1, 1, 0]], device=model.device)
+    embedded = torch.zeros((*types.shape, 1), dtype=model.dtype, device=model.device)
+    masks: Any = make(model.config, embedded, None, None, None, token_type_ids=types, mm_token_type_ids=types)
+    masks = masks if isinstance(masks, dict) else {"full_attention": masks}
+    kinds = {kind for kind, mask in masks.items() if mask is not None and _is_seen(mask[0, 0, 1, 2])}
+    if not kinds:
+        return Ahead.NOWHERE
+    return Ahead.EVERYWHERE if "full_attention" in kinds else Ahead.IN_WINDOWS
+
+
+def _is_seen(masked: torch.Tensor) -> bool:
+    """Return whether a mask's element lets the query see the key: true, or 0 as a term of the score."""
+    return bool(masked if masked.dtype == torch.bool else masked == 0)
 
 
 def _compute_parts(
@@ -99,7 +121,7 @@ def _compute_parts(
 ) -> torch.Tensor:
     model = sight.model
     places = [index for index, token in enumerate(tokens) if token == sight.place_id]
-    middle = places[len(places) // 2]
+    middle = places[0 if sight.sees_ahead else len(places) // 2]
     placed = PlacedPicture(PictureSpan(places[0], places[-1] + 1, picture.digest()), picture)
     sampling = RowSampling(SamplingParams(), 0, num_prompt_tokens=len(tokens))
     sight.admit(AdmittedRow.of(0, tokens, [0], sampling, encode_pictures([placed])))
@@ -117,6 +139,7 @@ def _compute_parts(
         input_ids = torch.tensor([tokens[begin:end]], device=model.device)
         plan = StepPlan(0, [], [], [0], [begin], [end - begin], [1], 0)
         seen = sight.see(lay_out(plan), input_ids)
+        paged.metadata.set_ends(seen.ends)
         found.append(model(input_ids=input_ids, use_cache=False, paged=paged, **seen.arguments()).logits[0])
     sight.forget()
     return torch.cat(found)
