@@ -31,7 +31,7 @@ def test_the_page_s_job_is_suspended_and_continues(namespace: str) -> None:
         suspend_and_continue(job, suspend.replace("nightly", "long"), namespace, folder)
         shell(job)
         output = shell(wait)
-        assert "event=ended status=completed requests=2 completed=2 failed=0" in output
+        assert "event=ended outcome=completed requests=2 completed=2 failed=0" in output
         lines = [json.loads(line) for line in shell(read).splitlines() if line.startswith("{")]
         assert sorted(line["custom_id"] for line in lines) == ["for", "with"]
         assert all(line["response"]["body"]["choices"][0]["message"]["content"] for line in lines)
@@ -61,7 +61,7 @@ def suspend_and_continue(job: str, suspend: str, namespace: str, folder: Path) -
     kube.kubectl("wait", "-n", namespace, "job/long", "--for=condition=Complete", "--timeout=240s", timeout_seconds=260)
     log = kube.kubectl("logs", "-n", namespace, "job/long")
     assert f"event=started requests={len(lines)} done={num_results} " in log
-    assert f"status=completed requests={len(lines)} completed={len(lines)} failed=0" in log
+    assert f"outcome=completed requests={len(lines)} completed={len(lines)} failed=0" in log
     assert count_results(folder) == len(lines)
 
 

@@ -115,7 +115,7 @@ def run_job(url: str, folder: Path, count: int) -> None:
         text=True,
         timeout=300,
     )
-    assert f"status=completed requests={count} completed={count} failed=0" in done.stdout + done.stderr, done
+    assert f"outcome=completed requests={count} completed={count} failed=0" in done.stdout + done.stderr, done
 
 
 def is_asleep(namespace: str, name: str = "zero") -> bool:

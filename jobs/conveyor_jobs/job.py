@@ -173,9 +173,9 @@ class _Job:
             held_by = self._find_holder(held_by, is_moving=counts.done > done)
             logger.info(
                 "event=progress requests=%d completed=%d failed=%d in_flight=%d limit=%d per_second=%.2f "
-                "left_seconds=%s held_by=%s",
+                "left_seconds=%.0f held_by=%s",
                 self.input_file.num_requests, counts.completed, counts.failed, self.dispatcher.in_flight,
-                self.dispatcher.concurrency.limit, rate, f"{left / rate:.0f}" if rate else "-", held_by or "-",
+                self.dispatcher.concurrency.limit, rate, left / rate if rate else None, held_by or "-",
             )  # fmt: skip
             done, at, self.dispatcher.held_by = counts.done, now, ""
             with contextlib.suppress(OSError):  # `_sync` reports a disk that cannot be written
@@ -208,7 +208,7 @@ def _end(status: str, results: Results, num_requests: int, settings: Settings) -
     """Log the end of this start, and return its exit code."""
     counts = results.counts
     logger.info(
-        "event=ended status=%s requests=%d completed=%d failed=%d input_tokens=%d output_tokens=%d",
+        "event=ended outcome=%s requests=%d completed=%d failed=%d input_tokens=%d output_tokens=%d",
         status, num_requests, counts.completed, counts.failed, counts.input_tokens, counts.output_tokens,
     )  # fmt: skip
     code = choose_exit_code(status, counts.failed, num_requests, settings.max_failed)

@@ -3,9 +3,12 @@
     logger.info("event=request id=%s seconds=%.3f", request_id, seconds)
 
 Our own messages are literal templates of `key=value` pairs that begin with `event=`. Arguments are values and are
-quoted here, so that data from a client cannot end a line, begin another key or control a terminal. Messages of
-libraries, such as Kopf and uvicorn, get `event=log`, the logger's name, and the text as one value. `running` and the
-engine's `logs` call `set_up_log`.
+quoted here, so that data from a client cannot end a line, begin another key or control a terminal. In JSON, a key is a
+number if its place in the template is `%d`, `%f` or `%g`, or if the template has a literal number, and otherwise text.
+None is a value that is not known: `-` in logfmt, and no key in JSON. Lines about a request end with its trace's id.
+
+Messages of libraries, such as Kopf and uvicorn, get `event=log`, the logger's name, and the text as one value.
+`running` and the engine's `logs` call `set_up_log`.
 """
 
 import json
@@ -17,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TextIO
+
+from conveyor_process.tracing import find_trace_id
 
 LogFormat = Literal["logfmt", "json"]
 
@@ -31,10 +36,12 @@ _OWN_LOGGERS: Final = (
 _LIBRARY_WARNINGS_MAX: Final = 20  # warnings of one logger in a minute
 _BARE: Final = re.compile('[^ "=]+')
 _PLAIN_VALUE: Final = re.compile(r"%(?:\.\d+)?[dfgs]|[\w.:/-]+", re.ASCII)
-_PLAIN_TYPES: Final = frozenset((str, int, float))
+_PLAIN_TYPES: Final = frozenset((str, int, float, type(None)))
+_LITERAL_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+_UNKNOWN: Final = "-"
 
-Value = tuple[str, str, bool]
-"""A key, its value as text, and whether the value is a number."""
+Value = tuple[str, str | None, bool]
+"""A key, its value as text or None if it is not known, and whether the value is a number."""
 
 
 def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = (), stream: TextIO | None = None) -> None:
@@ -123,6 +130,8 @@ class _Formatter(logging.Formatter):
             yield "event", "log", False
             yield "logger", record.name, False
             yield "message", without_secrets(record.getMessage()), False
+        if trace_id := find_trace_id():
+            yield "trace_id", trace_id, False
         if record.exc_info:
             yield "traceback", without_secrets(self.formatException(record.exc_info)), False
 
@@ -130,22 +139,29 @@ class _Formatter(logging.Formatter):
 class _LogfmtFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if (line := _fill_plain(record)) is not None:
-            return f"time={self.formatTime(record)} level={record.levelname} {line}"
-        values = self.read_values(record)
-        return " ".join([f"{key}={text if is_number else quote(text)}" for key, text, is_number in values])
+            trace_id = find_trace_id()
+            trace = f" trace_id={trace_id}" if trace_id else ""
+            return f"time={self.formatTime(record)} level={record.levelname} {line}{trace}"
+        return " ".join([f"{key}={_write(text, is_number)}" for key, text, is_number in self.read_values(record)])
 
 
 class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        values = self.read_values(record)
-        return json.dumps({key: _number(text) if is_number else text for key, text, is_number in values})
+        values = {key: _number(text) if is_number else text for key, text, is_number in self.read_values(record)}
+        return json.dumps({key: value for key, value in values.items() if value is not None})
 
 
-def _number(text: str) -> float | str:
+def _write(text: str | None, is_number: bool) -> str:
+    if text is None:
+        return _UNKNOWN
+    return text if is_number else quote(text)
+
+
+def _number(text: str | None) -> float | None:
     try:
-        value: float = json.loads(text)
+        value: float | None = None if text is None else json.loads(text)
     except ValueError:
-        return text  # nan or inf
+        return None  # nan or inf
     return value
 
 
@@ -162,6 +178,9 @@ def _fill_plain(record: logging.LogRecord) -> str | None:
         or not _PLAIN_TYPES.issuperset(map(type, arguments))
     ):
         return None
+    if None in arguments:
+        template = _omit(template, tuple(number for number, argument in enumerate(arguments) if argument is None))
+        arguments = tuple(argument for argument in arguments if argument is not None)
     texts = [argument for argument in arguments if type(argument) is str]
     joined = "".join(texts)
     if "" in texts or not joined.isprintable() or (joined and not _BARE.fullmatch(joined)) or not _is_plain(template):
@@ -170,6 +189,16 @@ def _fill_plain(record: logging.LogRecord) -> str | None:
         return template % arguments
     except (TypeError, ValueError):  # the arguments do not fit the template
         return None
+
+
+@lru_cache(1024)
+def _omit(template: str, unknown: tuple[int, ...]) -> str:
+    """Return the template with `-` in the place of the arguments with these numbers."""
+    places = list(_ARGUMENT.finditer(template))
+    for number in reversed(unknown):
+        begin, end = places[number].span() if number < len(places) else (0, 0)
+        template = template[:begin] + _UNKNOWN + template[end:]
+    return template
 
 
 @lru_cache(1024)
@@ -186,7 +215,7 @@ def _read_template(record: logging.LogRecord) -> list[Value] | None:
         return None
     arguments = record.args if isinstance(record.args, tuple) else ()
     if not arguments:  # without arguments a `%` is an ordinary character
-        return [(place.key, place.text, False) for place in places]
+        return [(place.key, place.text, place.is_literal_number) for place in places]
     try:
         values = [place.fill(arguments) for place in places]
     except (IndexError, TypeError, ValueError):  # the arguments do not fit the template
@@ -204,12 +233,16 @@ class _Place:
     kinds: str  # the letter of each argument
     is_whole: bool  # the text is one argument and nothing else
 
+    @property
+    def is_literal_number(self) -> bool:
+        return _LITERAL_NUMBER.fullmatch(self.text) is not None
+
     def fill(self, arguments: tuple[object, ...]) -> Value:
         if self.is_whole:
             argument = arguments[self.first]
-            return self.key, self.text % (argument,), self.kinds in _NUMBERS or type(argument) in (int, float)
+            return self.key, None if argument is None else self.text % (argument,), self.kinds in _NUMBERS
         if not self.kinds:
-            return self.key, self.text, False
+            return self.key, self.text, self.is_literal_number
         arguments[self.first + len(self.kinds) - 1]  # raises IndexError if an argument is missing
         return self.key, self.text % arguments[self.first : self.first + len(self.kinds)], False
 

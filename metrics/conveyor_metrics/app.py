@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import REGISTRY, Counter, Histogram, generate_latest
+from prometheus_client import REGISTRY, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from conveyor_api.names import (
@@ -30,10 +30,12 @@ from conveyor_metrics.auth import Trust, authenticate
 from conveyor_metrics.demand import DemandSum
 from conveyor_metrics.errors import MetricsError, NotFound, StatusReason
 from conveyor_metrics.source import GatewaySource
+from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
 from conveyor_protocol.limit_reasons import LimitReason
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 REQUESTS = Counter("conveyor_metrics_requests", "Responses of the metrics API, by HTTP status.", ["code"])
 VALUE_SECONDS = Histogram(
     "conveyor_metrics_value_seconds",
@@ -94,6 +96,7 @@ def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> 
 @web.middleware
 async def _answered_with_status(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count every response, and return errors in the format that Kubernetes' clients expect."""
+    enter_trace(request.headers.get(TRACE_PARENT_HEADER, ""))
     try:
         response = await handler(request)
     except MetricsError as error:

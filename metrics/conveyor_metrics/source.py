@@ -52,7 +52,7 @@ class GatewaySource:
         gateways = parse_gateways(slices, self._unreadable_slices)
         UNREADABLE_SLICES.set(len(self._unreadable_slices))
         if gateways != self.gateways:
-            logger.info("event=gateways_found gateways=%s", ", ".join(map(str, gateways)) or "none")
+            logger.info("event=gateways_found addresses=%s", ", ".join(map(str, gateways)) or "none")
         self.gateways = gateways
         self._unreadable &= set(gateways)
 

@@ -85,7 +85,7 @@ class Election:
         except (Conflict, TimeoutError):
             return False  # after a Conflict, the next read shows the holder
         except ApiError as error:
-            logger.warning("event=lease_failed status=%s error=%s", error.status, error.message)
+            logger.warning("event=lease_failed status=%d error=%s", error.status, error.message)
             return False
 
     async def _take(self) -> bool:

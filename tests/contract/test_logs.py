@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -91,3 +92,14 @@ def test_every_message_of_ours_is_an_event_with_a_place_for_each_value() -> None
         assert pairs is not None, where
         assert num_values in (-1, sum(value.count("%") for _, value in pairs)), where
         assert not {"time", "level", "traceback"} & {key for key, _ in pairs}, where
+
+
+def test_each_key_is_always_a_number_or_always_text() -> None:
+    """A typed index of log lines would drop the lines of the type that it saw second."""
+    kinds: dict[str, dict[bool, str]] = {}
+    for file in FILES:
+        for number, template, _ in find_messages(file):
+            for key, text in split_template(template or "") or ():
+                is_number = re.fullmatch(r"%[.\d]*[dfg]|-?[\d.]+", text) is not None
+                kinds.setdefault(key, {})[is_number] = f"{file.relative_to(REPOSITORY)}:{number}"
+    assert {key: places for key, places in kinds.items() if len(places) > 1} == {}

@@ -102,3 +102,23 @@ async def test_apis_that_are_translated_are_routed_and_counted_alike(
     assert lines["left"]["status"] == "499"
     assert 0 < int(lines["left"]["completion_tokens"]) < 8000
     assert {line["path"] for line in lines.values()} == {f"/v1/{path}"}
+
+
+async def test_the_lines_of_both_programs_about_a_request_have_its_trace(
+    engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    trace_id = namespace.encode().hex().ljust(32, "0")[:32]
+    headers = {"X-Request-Id": f"{namespace}-traced", "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    body = BODY | {"stream": True, "max_tokens": 8000}
+    async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+        async with http.post(f"{gateway.url}/{service}/v1/completions", json=body, headers=headers) as answer:
+            await answer.content.readuntil(b"\n\n")
+        line = await find_line(gateway, f"{namespace}-traced")
+        async with asyncio.timeout(60):
+            while f"trace_id={trace_id}" not in engine.log_path.read_text():  # noqa: ASYNC110  a log has no event
+                await asyncio.sleep(0.05)
+        async with http.post(f"{gateway.url}/{service}/v1/completions", json=BODY) as answer:
+            await answer.read()
+    assert line["trace_id"] == trace_id
+    (told,) = [each for each in engine.log_path.read_text().splitlines() if f" trace_id={trace_id}" in each]
+    assert " event=client_left " in told

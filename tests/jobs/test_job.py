@@ -59,7 +59,7 @@ async def test_every_request_has_one_result(tmp_path: Path) -> None:
     assert batch.status == "completed"
     assert batch.request_counts is not None
     assert batch.request_counts.model_dump() == {"total": 300, "completed": 270, "failed": 30}
-    assert "status=completed requests=300 completed=270 failed=30 input_tokens=540 output_tokens=810" in log
+    assert "outcome=completed requests=300 completed=270 failed=30 input_tokens=540 output_tokens=810" in log
 
 
 async def test_a_killed_job_continues_where_it_was(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_an_errors_file_that_is_removed_is_tried_again(tmp_path: Path) -> 
         assert sum(service.requests.values()) == 7
         code, log = await run_job(tmp_path, service.url)
     assert (code, sum(service.requests.values())) == (0, 7)
-    assert "event=ended status=completed requests=6 completed=6 failed=0" in log
+    assert "event=ended outcome=completed requests=6 completed=6 failed=0" in log
 
 
 async def test_an_outage_before_the_service_costs_no_request(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_a_job_that_was_killed_while_requests_expired_has_expired(tmp_path
     state = read_state(tmp_path) | {"status": "in_progress"}
     (tmp_path / "out" / "batch.json").write_text(json.dumps(state))
     code, log = await run_job(tmp_path, "http://127.0.0.1:9/a/b", *flags)
-    assert (code, "status=expired requests=10 completed=0 failed=10" in log) == (3, True), log
+    assert (code, "outcome=expired requests=10 completed=0 failed=10" in log) == (3, True), log
 
 
 async def test_what_has_no_response_when_the_window_ends_expires(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def test_a_job_of_which_every_request_failed_does_not_end_well(tmp_path: P
     async with Service(fail_all).serving() as service:
         code, log = await run_job(tmp_path, service.url)
         assert code == 4, log
-        assert "event=ended status=completed requests=50 completed=0 failed=50" in log
+        assert "event=ended outcome=completed requests=50 completed=0 failed=50" in log
         assert "50 of 50 requests failed, more than --max-failed allows" in log
         assert len(read_lines(tmp_path / "out" / "errors.jsonl")) == 50
         assert json.loads((tmp_path / "out" / "batch.json").read_text())["status"] == "completed"

@@ -13,6 +13,7 @@ from tests.process.lines import read_json, read_logfmt
 
 from conveyor_process import log
 from conveyor_process.log import LogFormat, _JsonFormatter, _LogfmtFormatter, quote, set_up_log, without_secrets
+from conveyor_process.tracing import enter_trace
 
 FORMATTERS: dict[LogFormat, tuple[logging.Formatter, Any]] = {
     "logfmt": (_LogfmtFormatter(), read_logfmt),
@@ -45,9 +46,42 @@ def test_a_line_is_an_event_with_values(log_format: LogFormat) -> None:
     }  # fmt: skip
 
 
-def test_numbers_are_numbers_in_json() -> None:
+def test_the_template_decides_which_keys_are_numbers_in_json() -> None:
     line = read("json", "event=x a=%d b=%.2f c=%s d=%s e=%g f=%s", 1, 0.5, 3, "4", float("nan"), True)
-    assert line == {"event": "x", "a": 1, "b": 0.5, "c": 3, "d": "4", "e": "nan", "f": "True"}
+    assert line == {"event": "x", "a": 1, "b": 0.5, "c": "3", "d": "4", "f": "True"}
+
+
+@pytest.mark.parametrize("name", ["a", "a b"])
+def test_unknown_values_are_left_out_in_json(name: str) -> None:
+    message, values = "event=x a=%d b=%s c=%.4f d=%d", (None, name, None, 5)
+    assert read("json", message, *values) == {"event": "x", "b": name, "d": 5}
+    assert write("logfmt", message, *values).endswith(f" event=x a=- b={quote(name)} c=- d=5")
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("header", "trace_id"),
+    [
+        (f"00-{TRACE}-00f067aa0ba902b7-01", TRACE),
+        (f"01-{TRACE}-00f067aa0ba902b7-01-more", TRACE),
+        ("", None),
+        (f"ff-{TRACE}-00f067aa0ba902b7-01", None),
+        (f"00-{'0' * 32}-00f067aa0ba902b7-01", None),
+        (f"00-{TRACE.upper()}-00f067aa0ba902b7-01", None),
+        (f"00-{TRACE}-00f067aa0ba902b7-01 a=b", None),
+    ],
+)
+@pytest.mark.parametrize("value", ["a", "a b"])
+def test_lines_about_a_request_have_its_trace(
+    value: str, header: str, trace_id: str | None, log_format: LogFormat
+) -> None:
+    enter_trace(header)
+    try:
+        assert read(log_format, "event=x a=%s", value).get("trace_id") == trace_id
+    finally:
+        enter_trace("")
 
 
 TEXTS = st.text() | st.text('ab-/.:"= \\%{\n')  # most of the second kind need no quotes, or almost none
@@ -71,7 +105,7 @@ def test_whatever_a_client_sends_stays_one_value_of_one_printable_line(first: st
         ("event=x a=%s b=%s", ("", "b"), 'event=x a="" b=b'),
         ("event=x a=%s b=%s", ("a b", "c=d"), 'event=x a="a b" b="c=d"'),
         ("event=x a=%s", ("\x1b[31m\n",), 'event=x a="\\u001b[31m\\n"'),
-        ("event=x a=%s b=%s", (None, True), "event=x a=None b=True"),
+        ("event=x a=%s b=%s", (None, True), "event=x a=- b=True"),
         ("event=x a=%5s b=%s/%s", ("a", "b", "c"), 'event=x a="    a" b=b/c'),
         ('event=x a="b c" d=%s', ("e",), 'event=x a="b c" d=e'),
         ("event=x a=%d%% b=%s", (5, "c"), "event=x a=5% b=c"),
@@ -93,7 +127,7 @@ def test_what_is_no_message_of_ours_is_one_value(log_format: LogFormat, message:
 
 def test_a_line_that_was_made_elsewhere_keeps_its_values(log_format: LogFormat) -> None:
     line = read(log_format, 'event=model_loading path="/a b/50%s" layers=3')
-    assert line == {"event": "model_loading", "path": "/a b/50%s", "layers": "3"}
+    assert line == {"event": "model_loading", "path": "/a b/50%s", "layers": 3 if log_format == "json" else "3"}
 
 
 def test_a_traceback_is_one_value_without_secrets(log_format: LogFormat) -> None:

@@ -220,7 +220,7 @@ class Supervisor:
             self._server = self._walkers = self._walker = None
             may_start = self._owner.end_server()
         self.process.kill()
-        _log.warning("event=grammar_process_ended code=%s", self.process.wait())
+        _log.warning("event=grammar_process_ended code=%d", self.process.wait())
         return may_start
 
     def _end_work(self) -> None:

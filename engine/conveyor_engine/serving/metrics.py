@@ -9,7 +9,7 @@ The names of the others begin with conveyor_engine_.
 
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
 from conveyor_engine.serving.adapter_metrics import AdapterMetrics
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
@@ -18,6 +18,7 @@ from conveyor_engine.wire.request import FinishReason
 from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip

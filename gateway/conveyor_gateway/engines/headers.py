@@ -9,6 +9,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from conveyor_process.tracing import TRACE_PARENT_HEADER
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
 
@@ -21,7 +22,7 @@ _TO_ENGINES: Final = frozenset(
         "accept",
         "accept-encoding",
         "content-type",
-        "traceparent",  # W3C Trace Context, which vLLM continues
+        TRACE_PARENT_HEADER,  # W3C Trace Context, which vLLM continues
         "tracestate",
         "user-agent",
         JSON_LENGTH_HEADER.lower(),

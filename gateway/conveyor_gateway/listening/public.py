@@ -27,6 +27,7 @@ from conveyor_gateway.responses import build_error, build_json, find_request_id
 from conveyor_gateway.routing import OwnHosts, Route, find_route_model, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class PublicApp:
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
+        enter_trace(request.headers.get(TRACE_PARENT_HEADER, ""))
         if path in (GATEWAY_HEALTH_PATH, READINESS_PATH):
             answer: StreamResponse = build_probe(request, self.readiness, is_public=True)
         elif (preflight := self.cors.answer_preflight(request)) is not None:

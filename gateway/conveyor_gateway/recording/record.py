@@ -109,8 +109,8 @@ class Recorder:
                 self._metrics.count_used_by_client(label, record.client, record.usage)
         logger.info(
             "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
-            "wait_seconds=%.4f first_byte_seconds=%s engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%s "
-            "cached_tokens=%s completion_tokens=%s",
+            "wait_seconds=%.4f first_byte_seconds=%.4f engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%d "
+            "cached_tokens=%d completion_tokens=%d",
             record.request_id,
             record.service or "-",
             record.client,
@@ -120,11 +120,11 @@ class Recorder:
             record.engine,
             record.attempts,
             record.waited_seconds,
-            "-" if record.first_byte_seconds is None else f"{record.first_byte_seconds:.4f}",
+            record.first_byte_seconds,
             record.engine_seconds,
             record.seconds,
             record.sent_bytes,
-            *(("-", "-", "-") if record.usage is None else msgspec.structs.astuple(record.usage)),
+            *((None, None, None) if record.usage is None else msgspec.structs.astuple(record.usage)),
         )
 
     def _label(self, record: Record) -> str:

@@ -153,7 +153,7 @@ class Reconciler:
             "metadata": {"name": name, "namespace": key.namespace},
             "spec": {"replicas": step.count},
         }
-        logger.info("event=hold_replicas key=%s count=%s", key, step.count)
+        logger.info("event=hold_replicas key=%s count=%d", key, step.count)
         case.see(await self._cluster.apply(kind, body, names.REPLICAS_FIELD_MANAGER, force=step.force))
 
     async def _delete(self, key: Key, case: Case, memory: Memory, step: Delete) -> None:

@@ -148,7 +148,7 @@ class Workers:
             self._metrics.reconciles.labels("error").inc()
             requested_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
             logger.warning(
-                "event=reconcile_failed kind=%s key=%s status=%s error=%s",
+                "event=reconcile_failed kind=%s key=%s status=%d error=%s",
                 key.kind.kind,
                 key,
                 error.status,

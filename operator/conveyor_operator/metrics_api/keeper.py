@@ -111,7 +111,7 @@ class MetricsApiKeeper:
             except ApiError as error:
                 failures += 1
                 delay = backoff_seconds(failures)
-                logger.warning("event=metrics_api_failed status=%s error=%s", error.status, error.message)
+                logger.warning("event=metrics_api_failed status=%d error=%s", error.status, error.message)
             await _wait(self._changed, delay)
             if failures:
                 await asyncio.sleep(backoff_seconds(1))  # this task's own writes may have ended the wait
