@@ -3,11 +3,12 @@
 Used by `gateway`, `control` and `hostile`.
 """
 
+import contextlib
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -43,7 +44,7 @@ class Child:
         return self._process.communicate("")[0]
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run `python -m PROGRAM` on the loopback, with a free admin port unless the flags name one."""
     command = [sys.executable, "-m", program, f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--admin-port=0"]
@@ -58,3 +59,11 @@ def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None)
 def resident_mib(pid: int) -> float:
     """Return the resident MiB of the process; 0 if it is a zombie."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def peak_mib(pid: int) -> float:
+    """Return the most resident MiB of the process since its start; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+    return 0.0

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ QUICK = [
     ("reconcile --services 8 --idle-seconds 1 --edit-seconds 2", "nightly"),
     ("wake --services 2", "nightly"),
     ("heavy-objects --deep 2 --wide 2 --fill 0.01", "nightly"),
-    ("hostile idle refusals --seconds 1", "nightly"),
+    ("hostile idle refusals 'jobs of output bombs' --seconds 1", "nightly"),
     ("hostile-control edits --seconds 2 --services 20", "nightly"),
     ("hostile-engine nested --times 1 --seconds 1", "nightly"),
 ]
@@ -62,7 +63,12 @@ ELSEWHERE = {"gpu": "tests/bench/gpu", "modes": "tests/bench/modes", "objectives
 
 def measure(arguments: str, folder: Path) -> None:
     """Run a measurement. Its code may be 1, because figures may miss their bars here."""
-    command = [sys.executable, "-m", "conveyor_bench", *arguments.format(out=folder, model=folder / "model").split()]
+    command = [
+        sys.executable,
+        "-m",
+        "conveyor_bench",
+        *shlex.split(arguments.format(out=folder, model=folder / "model")),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stderr

@@ -15,7 +15,7 @@ from conveyor_bench.hostile.gateway.engines import MIB
 from e2e.cluster.api import Api
 
 HOSTILE = "default/hostile"
-REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `COMPARED`
+REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of attacks in `CLIENTS`
 NUM_SERVICES, MANY = 500, {"many": "yes"}  # services that a tenant creates and deletes, and their label
 NUM_REFUSING = 8  # engines of the service REFUSING
 TENANT = "attacker"  # a namespace of its own, for attacks by one tenant on the others
@@ -29,13 +29,17 @@ BATCH_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Stage:
-    """The target. `ports`: all HTTP and HTTPS ports that the programs listen on. `rate`: requests/s of `post_many`."""
+    """The target, and the attack's own most memory.
+
+    `ports`: all HTTP and HTTPS ports that the programs listen on. `rate`: requests/s of `post_many`.
+    """
 
     gateway: GatewayProcess
     ports: list[int]
     rate: int
     api: Api
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    job_mib: float = 0.0  # of the largest job, if the attack runs some
 
     async def connect(
         self, port: int, sent: bytes = b"", receive_bytes: int = 0, address: str = ATTACKER
@@ -277,7 +281,7 @@ async def pages_of_a_silent_service(stage: Stage) -> None:
 
 
 # Attacks that are compared with the same attack on another gateway of the same machine.
-COMPARED: dict[str, Attack] = {
+CLIENTS: dict[str, Attack] = {
     each.__name__.replace("_", " "): each
     for each in (
         refusals,

@@ -29,13 +29,14 @@ from tests.gateway.process import GatewayProcess
 from conveyor_bench.hostile.bars import NEVER, Bar, print_result
 from conveyor_bench.hostile.gateway.attacks import (
     ATTACKS,
-    COMPARED,
+    CLIENTS,
     HOSTILE,
     NUM_REFUSING,
     OF_TENANT,
     TENANT,
     Stage,
 )
+from conveyor_bench.hostile.gateway.jobs import JOBS
 from conveyor_bench.hostile.gateway.others import Taken, Targets
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
@@ -48,6 +49,8 @@ from e2e.cluster.paths import CACHE
 
 MODEL = CACHE / "models" / "demo"
 TIMEOUT_SECONDS = 3  # of the hostile service
+JOB_MIB = 512  # the limit of the pod in docs/jobs.md
+COMPARED = CLIENTS | JOBS
 
 
 # The stage
@@ -156,7 +159,8 @@ async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str,
         await asyncio.to_thread(others.read)
         await asyncio.sleep(seconds / 2)
         taken.append(await asyncio.to_thread(others.read))
-    return judge_compared(name, *taken)
+    bars = judge_compared(name, *taken)
+    return [*bars, Bar(name, "a job's memory at most, MiB", 0, stages[1].job_mib, JOB_MIB)] if name in JOBS else bars
 
 
 def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Taken, here_after: Taken) -> list[Bar]:
