@@ -20,7 +20,7 @@ _SPECIAL: Final = (
     "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<fake_token_around_image>", "<global-img>",
     "<end_of_utterance>", *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
     "<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>",
-    "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>",
+    "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
 )  # fmt: skip
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -189,6 +189,28 @@ FAMILIES: Final[dict[str, Family]] = {
         {"height": 56, "width": 56},
         processor={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     ),
+    "mistral3": Family(
+        "[IMG]",
+        {
+            "text_config": _TEXT | {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+            "vision_config": _TOWER | {"model_type": "pixtral"},
+            "spatial_merge_size": 2,
+        },
+        {"longest_edge": 112},
+        processor={"patch_size": 14, "spatial_merge_size": 2},
+    ),
+    "pixtral": Family(
+        "[IMG]",
+        {
+            "text_config": _TEXT | {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+            "vision_config": _TOWER | {"model_type": "pixtral"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        {"longest_edge": 84},
+        processor={"patch_size": 14},
+        model_type="llava",
+    ),
     "llava_next": Family(
         "<image>",
         {
@@ -279,12 +301,13 @@ def save_seeing_model(kind: str, directory: Path) -> PreTrainedModel:
     """Save all files that a server needs. Returns the model in float32."""
     transformers_logging.disable_progress_bar()
     family = FAMILIES[kind]
-    kind = family.model_type or kind
     tokenizer = _write_tokenizer(directory, family)
     torch.manual_seed(0)
     place = {"image_token_id": tokenizer.convert_tokens_to_ids(family.place)}
     video = {"video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>")} if "qwen" in kind else {}
-    config = AutoConfig.for_model(kind, **family.config, **place, **video, tie_word_embeddings=False)
+    config = AutoConfig.for_model(
+        family.model_type or kind, **family.config, **place, **video, tie_word_embeddings=False
+    )
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(directory)
     _save_processor(kind, family, directory)
@@ -295,10 +318,10 @@ def _save_processor(kind: str, family: Family, directory: Path) -> None:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    like = "glm46v" if kind == "glm_ocr" else kind
+    like = {"glm_ocr": "glm46v", "gemma4_large": "gemma4", "pixtral": "mistral3"}.get(kind, kind)
     name = IMAGE_PROCESSOR_MAPPING_NAMES[like]["pil"]
     processor: Any = getattr(transformers, name)(**({"size": family.size} if family.size else {}))
-    if kind == "gemma4":
+    if like == "gemma4":
         processor.max_soft_tokens = 70
     if kind == "internvl":
         processor.crop_to_patches, processor.max_patches = True, 3

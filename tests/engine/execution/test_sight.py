@@ -43,7 +43,8 @@ class SeeingReference:
         self.model: Any = save_seeing_model(kind, directory)
         self.reader = load_chat_pictures(directory)
         self.axis = 1 if kind in ("idefics3", "smolvlm") else 0  # along which `generate` gets several images
-        sizes = [(100, 60)] * 3 if self.axis or kind == "llava_next" else [(100, 60), (60, 100), (50, 120)]
+        is_padded = self.axis or kind in ("llava_next", "mistral3", "pixtral")  # images of one batch
+        sizes = [(100, 60)] * 3 if is_padded else [(100, 60), (60, 100), (50, 120)]
         images = [make_image(*size, seed) for seed, size in enumerate(sizes)]
         self.prompts = [self.make_prompt(images[:number], number) for number in range(4)]
         self.answers = [self.generate(*prompt) for prompt in self.prompts]

@@ -20,10 +20,12 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX
 from conveyor_engine.images.processor import ERRORS
 from conveyor_engine.model_files import has_image_processor, read_object
+from conveyor_engine.tasks.generate.pixtral import PixtralProcessor
 from conveyor_engine.wire.pictures import Picture, PictureTensor
 
 _TYPES: Final = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}
 _ALIKE: Final = {"SmolVLMProcessor": "Idefics3Processor"}  # the same for images; the first also needs num2words
+_OWN: Final = {"PixtralProcessor": PixtralProcessor}
 _NAMING_FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -108,7 +110,7 @@ def _find_class(directory: Path) -> Any:
     named.append(PROCESSOR_MAPPING_NAMES.get(read_object(directory / "config.json").get("model_type")))
     for name in named:
         name = _ALIKE.get(name, name) if isinstance(name, str) else name
-        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        found = (_OWN.get(name) or getattr(transformers, name, None)) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, ProcessorMixin):
             return found
     raise ModelError(f"transformers has no processor for the model in {directory}")
