@@ -63,6 +63,7 @@ generate: venv ## Write the CRD, the chart's copy of it and its dashboard, and t
 	$(PY) docs/errors.py > docs/errors.md
 	$(PY) docs/alerts.py > docs/alerts.md
 	$(PY) docs/gpu_models.py > docs/gpu-models.md
+	$(PY) docs/model_families.py > docs/model-families.md
 	$(PY) docs/cli.py > docs/cli.md
 	$(PY) docs/chart.py > docs/chart.md
 	sed 's#](docs/#](#g' README.md > docs/index.md
@@ -85,7 +86,7 @@ check: venv check-generated ## Check lint, format, types, layers and generated f
 check-generated: venv ## Check that the CRD, the dashboard, the generated pages, the pictures and uv.lock match their sources
 	$(PY) crds/generate.py --check
 	$(PY) docs/pictures.py --check
-	for page in alerts chart cli configuration errors gpu-models openai-fields; do \
+	for page in alerts chart cli configuration errors gpu-models model-families openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	sed 's#](docs/#](#g' README.md | diff -u docs/index.md - || { echo "docs/index.md is out of date: run make generate"; exit 1; }
 	$(PY) charts/dashboard.py | diff -u charts/conveyor/dashboards/conveyor.json - || \

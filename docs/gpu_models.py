@@ -5,7 +5,7 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from typing import NamedTuple
 
-from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA
+from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA, EngineConfig
 from conveyor_engine.execution.gpus import GPUS, count_requests
 
 _TOKENS = 4096
@@ -51,9 +51,9 @@ MODELS = (
 
 def find_cells(model: Model) -> list[str]:
     """Return the numbers of requests of `_TOKENS` tokens, as the table has them."""
-    token_bytes = 2 * model.layers * model.kv_heads * model.head_size * 2
+    block_bytes = EngineConfig(model="-").block_size * 2 * model.layers * model.kv_heads * model.head_size * 2
     weight_bytes = int(2 * model.parameters)
-    return [str(count_requests(gpu, weight_bytes, token_bytes, _TOKENS) or "–") for gpu in GPUS]
+    return [str(count_requests(gpu, weight_bytes, block_bytes, _TOKENS) or "–") for gpu in GPUS]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TextIO
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_kubectl import advising, rolling_back, tuning
+from conveyor_kubectl import advising, families, rolling_back, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.rolling_back import find_dropped
@@ -70,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
         command.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: current)")
+    listing = commands.add_parser("models", help="list tested families of models", description=families.DESCRIPTION)
+    listing.add_argument("word", metavar="WORD", nargs="?", default="", help="list only families that contain it")
     simulating = commands.add_parser(
         "simulate", help="simulate the autoscaler under a load", description=DESCRIPTION, epilog=EPILOG
     )
@@ -95,6 +97,12 @@ def _check_rollback(cluster: Cluster, flags: argparse.Namespace) -> int:
     return 1 if dropped else 0
 
 
+def _list_families(flags: argparse.Namespace) -> int:
+    lines = list(families.list_families(flags.word))
+    _print("\n".join(lines) or f"no tested family contains {flags.word}")
+    return 0 if lines else 1
+
+
 def _print(text: str, file: TextIO | None = None) -> None:
     """Print text.
 
@@ -111,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = build_parser().parse_args(arguments)
     if flags.command == "simulate":
         return simulate(flags)
+    if flags.command == "models":
+        return _list_families(flags)
     try:
         cluster = Cluster(flags.kubeconfig, flags.context)
         match flags.command:

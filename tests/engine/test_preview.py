@@ -39,6 +39,27 @@ def test_weights_and_cache_are_those_of_an_engine(tmp_path: Path, kind: str) -> 
     assert "L4, A10G (24 GB): 256" in lines["fits"]
 
 
+def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "num_hidden_layers": 12,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    }
+    changes |= {"max_position_embeddings": 32_768, "num_key_value_heads": 4, "head_dim": 256}
+    lines = {}
+    for window in (512, None):
+        save_tiny_model("gemma3_text", tmp_path / str(window), sliding_window=window or 2**15, **changes)
+        lines[window] = lines_of(tmp_path / str(window))
+    token = 12 * 2 * 4 * 256 * 2
+    assert lines[512]["cache"].startswith(
+        f"{token:,} bytes a token, {token * 10 // 12:,} of them only for the last 512 tokens; "
+    )
+    mib = {window: int(line["cache"].rpartition("; ")[2].split()[0].replace(",", "")) for window, line in lines.items()}
+    assert mib[None] == token * 4096 // 2**20
+    # Two layers keep 4,096 tokens, and ten those of the window.
+    assert mib[512] == token * (2 * 4096 + 10 * 512) // 12 // 2**20
+    assert lines[512]["tested"] == "Gemma 3, texts only; the engine's own code computes whole layers"
+
+
 def test_a_repository_is_described_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "org" / "tiny"
     folder.mkdir(parents=True)
@@ -49,7 +70,7 @@ def test_a_repository_is_described_without_its_weights(tmp_path: Path, monkeypat
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         runs, lines = describe("org/tiny")
         assert runs, lines
-        assert f"; {size / 1e9:.2f} GB stored; " in lines[1]
+        assert f"; {size / 1e9:.2f} GB stored; " in lines[2]
         (folder / "model.safetensors").unlink()
         assert describe("hf://org/tiny")[1][0].startswith("refused  org/tiny@")
     assert describe("hf://org/tiny:Q8_0")[1] == [

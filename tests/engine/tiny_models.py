@@ -213,8 +213,8 @@ _IMAGE_TEXT["qwen3_5_moe"] = {
     "vision_config": _QWEN_TOWER | {"num_position_embeddings": 16},
 }
 # transformers 5.17 hands LFM2's convolution no keyword arguments, so the engine rejects the model.
-_REJECTED = set() if "kwargs" in signature(Lfm2ShortConv.forward).parameters else {"lfm2", "lfm2_moe"}
-OTHER_KINDS = tuple(kind for kind in (*_OTHERS, *_IMAGE_TEXT) if kind not in _REJECTED)
+REJECTED = set() if "kwargs" in signature(Lfm2ShortConv.forward).parameters else {"lfm2", "lfm2_moe"}
+OTHER_KINDS = tuple(kind for kind in (*_OTHERS, *_IMAGE_TEXT) if kind not in REJECTED)
 _WITH_STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid")
 WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 _IMAGE_TOKENS = {"image_token_id": VOCAB_SIZE - 1, "video_token_id": VOCAB_SIZE - 2}

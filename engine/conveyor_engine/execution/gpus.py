@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 
 STEP_BYTES: Final = 2 * 2**30  # assumed: CUDA's context and the largest step; the engine measures them at its start
 
@@ -23,16 +24,17 @@ GPUS: Final = (
 )
 
 
-def count_requests(gpu: Gpu, weight_bytes: int, token_bytes: int, num_tokens: int, row_bytes: int = 0) -> int:
+def count_requests(
+    gpu: Gpu, weight_bytes: int, block_bytes: int, num_tokens: int, row_bytes: int = 0, tables: KVTables = ONE_TABLE
+) -> int:
     """Return how many requests of `num_tokens` tokens run at once; 0 if not even one fits.
 
-    token_bytes: of the KV cache. row_bytes: of the states of a request.
+    block_bytes: of the KV cache; 0: the model has none. row_bytes: of the states of a request.
     """
     config = EngineConfig(model="-")
     free_bytes = gpu.mib * 2**20 - weight_bytes - STEP_BYTES
-    if not token_bytes:
+    if not block_bytes:
         return DEFAULT_NUM_SEQS_CUDA if free_bytes > 0 else 0
-    block_bytes = config.block_size * token_bytes
     rows = DEFAULT_NUM_SEQS_CUDA
     if row_bytes:
         rows = min(rows, max(0, free_bytes) // 2 // row_bytes)
@@ -45,7 +47,8 @@ def count_requests(gpu: Gpu, weight_bytes: int, token_bytes: int, num_tokens: in
             block_bytes=block_bytes,
             free_bytes=max(0, free_bytes),
             is_cpu=False,
+            tables=tables,
         )
     except ConfigError:
         return 0
-    return min(rows, blocks * config.block_size // num_tokens)
+    return min(rows, tables.count_tokens(blocks, config.block_size, num_tokens) // num_tokens)

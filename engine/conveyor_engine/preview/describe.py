@@ -11,11 +11,13 @@ from typing import Final
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.execution.attention import interface
-from conveyor_engine.execution.attention.backend import SlotCaches
+from conveyor_engine.execution.attention.backend import LayerShape, SlotCaches
+from conveyor_engine.execution.attention.groups import group_layers
 from conveyor_engine.execution.gpus import GPUS, count_requests
-from conveyor_engine.execution.limits import find_context
+from conveyor_engine.execution.limits import DEFAULT_BATCHED_TOKENS, find_context
 from conveyor_engine.execution.models import checks, kinds
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.loader import load_config
@@ -28,6 +30,9 @@ from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
 from conveyor_engine.quantization import read_declared
 from conveyor_engine.registry import find_task
+from conveyor_engine.wire.kv_tables import KVTables
+from conveyor_engine.wire.step import NUM_AHEAD
+from conveyor_protocol.families import FAMILIES, MEANINGS
 
 _DTYPE: Final = torch.bfloat16
 _REQUEST_TOKENS: Final = 4096
@@ -57,6 +62,7 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     built = _build(config, kind)
     weight_bytes = built.num_parameters() * _DTYPE.itemsize
     yield f"runs     {classes}, task {task}, unless a check of the start fails, which needs the weights"
+    yield f"tested   {_describe_family(config, task)}"
     stored = f"; {_gb(stored_bytes)} stored" if stored_bytes else ""
     declared = read_declared(directory)
     restored = f", restored from {declared.name}" if declared is not None else ""
@@ -65,6 +71,15 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
+
+
+def _describe_family(config: PretrainedConfig, task: str) -> str:
+    """Return whether CI tests the family with this task, and what the engine's own code computes of its layers."""
+    family = FAMILIES.get(config.model_type)
+    if family is None or task.capitalize() not in family.tasks:
+        return f"no: no test has a model of the family {config.model_type} with this task"
+    replaced = f"; the engine's own code computes {MEANINGS[family.replaced]}" if family.replaced else ""
+    return f"{family.name}{replaced if task == 'generate' else ''}"
 
 
 def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
@@ -87,14 +102,29 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
 def _describe_cache(model: PreTrainedModel, config: PretrainedConfig, weight_bytes: int) -> Iterator[str]:
     carry_states(model)
     layers, shapes = probe_layers(model, _META)
-    token_bytes, state_bytes = SlotCaches().block_bytes(layers, 1, _DTYPE), row_bytes(shapes)
-    length = min(_REQUEST_TOKENS, find_context(config) or _REQUEST_TOKENS)
-    request = token_bytes * length + state_bytes
+    context, block_size = find_context(config) or _REQUEST_TOKENS, EngineConfig(model="-").block_size
+    placed, tables = group_layers(layers, context, block_size, (1 + NUM_AHEAD) * DEFAULT_BATCHED_TOKENS["cuda"])
+    block_bytes, state_bytes = SlotCaches().block_bytes(placed, block_size, _DTYPE), row_bytes(shapes)
+    length = min(_REQUEST_TOKENS, context)
+    request = tables.count_kept(length, block_size) * block_bytes + state_bytes
     states = f", and {state_bytes / 2**20:.1f} MiB of states a request" if state_bytes else ""
-    yield f"cache    {token_bytes:,} bytes a token{states}; {request / 2**20:,.0f} MiB for a request of {length} tokens"
-    held = {gpu.name: count_requests(gpu, weight_bytes, token_bytes, length, state_bytes) for gpu in GPUS}
+    token = f"{_token_bytes(layers):,} bytes a token{_describe_window(layers, tables)}{states}"
+    yield f"cache    {token}; {request / 2**20:,.0f} MiB for a request of {length} tokens"
+    held = {gpu.name: count_requests(gpu, weight_bytes, block_bytes, length, state_bytes, tables) for gpu in GPUS}
     fits = "; ".join(f"{name}: {number}" for name, number in held.items() if number)
     yield f"fits     requests of {length} tokens at once on one GPU: {fits or 'no GPU of this list holds one'}"
+
+
+def _describe_window(layers: list[LayerShape], tables: KVTables) -> str:
+    """Return which of a token's bytes are freed behind a window; empty if none are."""
+    if not tables.windowed:
+        return ""
+    windowed = _token_bytes([layer for layer in layers if layer.window])
+    return f", {windowed:,} of them only for the last {tables.window:,} tokens"
+
+
+def _token_bytes(layers: list[LayerShape]) -> int:
+    return SlotCaches().block_bytes(layers, 1, _DTYPE)
 
 
 def _gb(num_bytes: int) -> str:
