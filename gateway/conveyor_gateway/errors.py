@@ -33,6 +33,11 @@ class Code(AnswerCode):
         400,
         "at the gateway's root: the body is not the form that its Content-Type announces",
     )
+    INVALID_VALUE = (
+        "invalid_value",
+        400,
+        "while the service is scaled to zero: the body lacks a field that the path requires; `param` names it",
+    )
     WRONG_TASK = (
         "wrong_task",
         400,

@@ -49,6 +49,7 @@ class Endpoint:
     models: str = ""  # for `ENGINE`: what the model must do so that an engine answers the path
     may_stream: bool = False  # whether a client may request the answer as events
     max_bytes: int = 0  # limit of the body, if it may be larger than on other paths
+    fields: tuple[str, ...] = ()  # in JSON bodies: each entry has all required fields; one entry is enough
 
     def suits(self, task: str | None) -> bool:
         """Return whether engines with this task may answer. task: None if it is not known."""
@@ -58,6 +59,11 @@ class Endpoint:
         """Return the model and the version in the path, as written; None if the path does not match."""
         match = self._pattern.fullmatch(path)
         return None if match is None else match.groupdict()
+
+    @cached_property
+    def required(self) -> tuple[frozenset[str], ...]:
+        """Return the sets of fields of which a JSON body must have one whole; without a set, it needs no field."""
+        return tuple(frozenset(entry.split()) for entry in self.fields)
 
     @cached_property
     def has_model(self) -> bool:
@@ -71,29 +77,47 @@ class Endpoint:
 
 # The Open Inference Protocol has a path for a model and one for each version of it. The first match counts.
 MODELS_OF_V2: Final = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
+_PAIRS: Final = ("text_1 text_2", "queries documents", "queries items", "data_1 data_2")
 # Clients request the status both next to /v1 and below it.
 ENDPOINTS: Final = (
-    Endpoint("POST", "/v1/completions", EndpointKind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/chat/completions", EndpointKind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/responses", EndpointKind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/messages", EndpointKind.ENGINE, "generates text", may_stream=True),
-    Endpoint("POST", "/v1/messages/count_tokens", EndpointKind.ENGINE, "generates text"),
-    *(Endpoint("POST", path, EndpointKind.ENGINE, "reads text") for path in ("/tokenize", "/detokenize", "/decode")),
-    *(Endpoint("GET", path, EndpointKind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
-    *(Endpoint("POST", path, EndpointKind.ENGINE, "embeds") for path in ("/v1/embeddings", "/embed")),
-    *(
-        Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds")
-        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    Endpoint("POST", "/v1/completions", EndpointKind.ENGINE, "generates text", may_stream=True, fields=("prompt",)),
+    Endpoint(
+        "POST", "/v1/chat/completions", EndpointKind.ENGINE, "generates text", may_stream=True, fields=("messages",)
     ),
-    *(Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds") for path in ("/v1/score", "/score")),
-    *(Endpoint("POST", path, EndpointKind.ENGINE, "classifies") for path in ("/classify", "/predict")),
-    Endpoint("POST", "/v1/images/classify", EndpointKind.ENGINE, "classifies images"),
+    Endpoint("POST", "/v1/responses", EndpointKind.ENGINE, "generates text", may_stream=True, fields=("input",)),
+    Endpoint(
+        "POST", "/v1/messages", EndpointKind.ENGINE, "generates text", may_stream=True, fields=("messages max_tokens",)
+    ),
+    Endpoint("POST", "/v1/messages/count_tokens", EndpointKind.ENGINE, "generates text", fields=("messages",)),
+    Endpoint("POST", "/tokenize", EndpointKind.ENGINE, "reads text", fields=("prompt", "messages", "inputs")),
+    Endpoint("POST", "/detokenize", EndpointKind.ENGINE, "reads text", fields=("tokens",)),
+    Endpoint("POST", "/decode", EndpointKind.ENGINE, "reads text", fields=("ids",)),
+    *(Endpoint("GET", path, EndpointKind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
+    Endpoint("POST", "/v1/embeddings", EndpointKind.ENGINE, "embeds", fields=("input", "messages")),
+    Endpoint("POST", "/embed", EndpointKind.ENGINE, "embeds", fields=("inputs",)),
+    *(
+        Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds", fields=("query documents",))
+        for path in ("/v1/rerank", "/v2/rerank")
+    ),
+    Endpoint("POST", "/rerank", EndpointKind.ENGINE, "ranks or embeds", fields=("query texts",)),
+    *(
+        Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds", fields=_PAIRS)
+        for path in ("/v1/score", "/score")
+    ),
+    Endpoint("POST", "/classify", EndpointKind.ENGINE, "classifies", fields=("input", "messages")),
+    Endpoint("POST", "/predict", EndpointKind.ENGINE, "classifies", fields=("inputs",)),
+    Endpoint("POST", "/v1/images/classify", EndpointKind.ENGINE, "classifies images", fields=("images",)),
     *(
         Endpoint("POST", path, EndpointKind.ENGINE, "transcribes", may_stream=True, max_bytes=AUDIO_BYTES_MAX)
         for path in ("/v1/audio/transcriptions", "/v1/audio/translations")
     ),
-    Endpoint("POST", "/v1/images/generations", EndpointKind.ENGINE, "generates images", may_stream=True),
-    *(Endpoint("POST", f"{model}/infer", EndpointKind.ENGINE, "takes tensors") for model in MODELS_OF_V2),
+    Endpoint(
+        "POST", "/v1/images/generations", EndpointKind.ENGINE, "generates images", may_stream=True, fields=("prompt",)
+    ),
+    *(
+        Endpoint("POST", f"{model}/infer", EndpointKind.ENGINE, "takes tensors", fields=("inputs",))
+        for model in MODELS_OF_V2
+    ),
     *(Endpoint("GET", f"{model}/ready", EndpointKind.ENGINE_PAGE) for model in MODELS_OF_V2),
     *(Endpoint("GET", model, EndpointKind.ENGINE_PAGE) for model in MODELS_OF_V2),
     Endpoint("GET", "/v1/models", EndpointKind.LIST_MODELS),

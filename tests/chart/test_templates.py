@@ -10,6 +10,7 @@ from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, dry_run, f
 
 import conveyor_gateway.settings
 from conveyor_api import names
+from conveyor_api.quantities import parse_quantity
 from conveyor_kube.gateways import ADMIN_PORT_NAME
 from conveyor_operator.inferenceservice.profiles import read_profiles
 from e2e.cluster.api import Api, ApiError
@@ -249,6 +250,13 @@ def test_every_part_has_two_pods_of_which_one_at_a_time_may_be_evicted(rendered:
     for name in PARSERS:
         assert find(rendered, "Deployment", name)["spec"]["replicas"] == 2
         assert find(rendered, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
+
+
+def test_a_gateway_requests_the_memory_of_all_bodies_that_it_may_hold(rendered: list[Json]) -> None:
+    """A node without memory first evicts pods that use more than they request."""
+    requested = pods_of(rendered)["conveyor-gateway"]["containers"][0]["resources"]["requests"]["memory"]
+    own_bytes = 128 << 20  # of a gateway without requests
+    assert parse_quantity(requested) >= own_bytes + conveyor_gateway.settings.Settings().max_held_bytes
 
 
 def test_turned_off_parts_are_not_rendered() -> None:

@@ -1,5 +1,7 @@
 """Compares the gateway's table of paths with the paths that an engine serves."""
 
+from typing import Any
+
 import pytest
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, EndpointKind, find_endpoint
@@ -50,3 +52,19 @@ def test_the_catalogue_knows_the_tasks_that_answer_each_path() -> None:
         assert suiting == answer, endpoint.path
         assert endpoint.suits(None)
         assert endpoint.suits("BroughtByAPackage")
+
+
+def test_the_catalogue_has_the_fields_that_an_engine_requires() -> None:
+    document = build_document()
+    for endpoint in (each for each in ENDPOINTS if each.kind is EndpointKind.ENGINE):
+        used = document["paths"][endpoint.path]["post"]["requestBody"]["content"].get("application/json")
+        needed = find_required(document, used["schema"]) if used else {frozenset()}
+        assert (set(endpoint.required) or {frozenset()}) == needed, endpoint.path
+
+
+def find_required(document: dict[str, Any], schema: dict[str, Any]) -> set[frozenset[str]]:
+    """Return the sets of fields of which an object must have one whole."""
+    schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    own = frozenset(schema.get("required", ()))
+    choices = [one for each in (schema, *schema.get("allOf", ())) for one in each.get("oneOf", ())]
+    return {own | fields for one in choices for fields in find_required(document, one)} or {own}

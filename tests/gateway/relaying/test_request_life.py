@@ -305,6 +305,9 @@ async def test_only_a_request_that_could_be_answered_wakes_a_service(stack: Stac
         ("chat/completions", b"[]", "invalid_json"),
         ("chat/completions", b"", "invalid_json"),
         ("chat/completions", b"[" * (2 << 20), "invalid_json"),
+        ("chat/completions", b"{}", "invalid_value"),
+        ("completions", b'{"messages": []}', "invalid_value"),
+        ("messages", b'{"messages": []}', "invalid_value"),
         ("embeddings", b"{}", "wrong_task"),
         ("audio/transcriptions", b"{}", "wrong_task"),
     ):
@@ -317,7 +320,7 @@ async def test_only_a_request_that_could_be_answered_wakes_a_service(stack: Stac
         async with http.request(method, f"{stack.url}/{path}") as page:
             assert page.status == status, (method, path)
     assert stack.metric("queue_wait_seconds_count") == 0, "no request was queued"
-    request = asyncio.create_task(post(http, f"{stack.url}/chat/completions", b"{}"))
+    request = asyncio.create_task(post(http, f"{stack.url}/chat/completions", b'{"messages": []}'))
     await stack.wait_demand(queued=1)
     async with running_engine(answering(web.json_response, data={})) as engine:
         await stack.add_engine(engine.port)
