@@ -117,8 +117,8 @@ class Settings:
     )
     heartbeat_seconds: float = setting(
         15.0,
-        "interval of empty lines in a stream whose service may be starting from zero. They make proxies keep the "
-        "connection open. 0: none, so a stream begins with its first event",
+        "interval of empty lines in a stream that waits for an engine or for its first token. They make proxies keep "
+        "the connection open. 0: none, so a stream begins with its first event, and errors before it have a status",
         seconds(),
     )
     drain_delay_seconds: float = setting(

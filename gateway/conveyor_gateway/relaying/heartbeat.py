@@ -1,8 +1,8 @@
-"""Keeps a stream's connection open while its request waits for an engine to start, by sending empty lines.
+"""Keeps a stream's connection open while its request waits for an engine or its first byte, by sending empty lines.
 
-Used by `request_life` for services that may scale to zero, because proxies close connections that are silent for a
-minute. Readers of streams skip empty lines, but some take a comment for an event (ADR 138). After the first of them
-the response is a stream with status 200, so a later error is sent as its last event.
+Used by `request_life`, because proxies close connections that are silent for a minute. Readers of streams skip empty
+lines, but some take a comment for an event (ADR 138). After the first of them the response is a stream with status 200,
+so a later error is sent as its last event.
 """
 
 import asyncio
@@ -42,23 +42,28 @@ class Heartbeat:
     period_seconds: float
     readiness: Readiness
     response: StreamResponse | None = None
+    _beats: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def beating(self, body: bytes) -> AsyncIterator[None]:
-        """Send empty lines while the request with this body waits."""
-        task = asyncio.create_task(self._beat(body))
+        """Send empty lines while the request with this body waits. Nothing but a timer runs for a quick answer."""
+        if not self.period_seconds:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(self.period_seconds, self._begin, body)
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait((task,))
+            timer.cancel()
+            if self._beats is not None:
+                self._beats.cancel()
+                await asyncio.wait((self._beats,))
 
-    async def _beat(self, body: bytes) -> None:
-        if not self.period_seconds:
-            return
-        await asyncio.sleep(self.period_seconds)
-        if not requests_stream(body):
-            return
+    def _begin(self, body: bytes) -> None:
+        if requests_stream(body):
+            self._beats = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
         response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
         if self.readiness.draining:
             response.force_close()

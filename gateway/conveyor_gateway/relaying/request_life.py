@@ -100,7 +100,7 @@ class RequestLife:
         ticket = self._admit(arrived, queue)
         try:
             attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record, parts.deaths)
-            if service.idle_timeout_seconds is not None and self.route.may_stream:
+            if self.route.may_stream:
                 return await self._run_alive(attempts, engine_request, queue, ticket)
             answer = await attempts.send(engine_request)
             engine_request.note_answer(answer.is_whole)
@@ -169,10 +169,7 @@ class RequestLife:
     async def _run_alive(
         self, attempts: Attempts, engine_request: EngineRequest, queue: ServiceQueue, ticket: Ticket
     ) -> StreamResponse:
-        """Run a request for a service that may have to start first.
-
-        Keeps a stream's connection open until the answer begins.
-        """
+        """Run a request for a stream, and keep its connection open until the answer begins."""
         heartbeat = Heartbeat(self.request, self.record, self.parts.heartbeat_seconds, self.parts.readiness)
         try:
             async with heartbeat.beating(engine_request.body):

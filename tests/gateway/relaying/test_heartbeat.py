@@ -1,4 +1,4 @@
-"""Tests a stream that waits for a service at zero.
+"""Tests a stream that waits for an engine.
 
 Empty lines keep its connection, and the answer follows in the stream.
 """
@@ -132,7 +132,29 @@ async def test_without_a_heartbeat_an_error_keeps_its_status(
     assert (status, answer["error"]["code"]) == (504, "queue_timeout")
 
 
-async def test_services_that_never_go_to_zero_answer_with_a_status(stack: Stack, http: aiohttp.ClientSession) -> None:
-    await stack.apply_service(queue={"timeout": "1s"})
-    status, answer, _ = await post(http, f"{stack.url}/chat/completions", STREAM)
-    assert (status, answer["error"]["code"]) == (504, "queue_timeout")
+async def test_streams_of_services_that_never_go_to_zero_wait_in_the_same_way(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    await stack.apply_service()
+    async with http.post(f"{stack.url}/chat/completions", data=STREAM) as answer, running_engine(talk) as engine:
+        assert await answer.content.readuntil(b"\n\n") == b"\n\n"
+        await stack.add_engine(engine.port)
+        assert await read(answer) == [EVENT.strip(), b"data: [DONE]"]
+
+
+async def test_a_stream_that_waits_for_its_first_token_gets_empty_lines_too(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def think(request: web.Request) -> web.StreamResponse:
+        await may_answer.wait()
+        return await talk(request)
+
+    await stack.apply_service()
+    async with running_engine(think) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(f"{stack.url}/chat/completions", data=STREAM) as answer:
+            assert await answer.content.readuntil(b"\n\n") == b"\n\n"
+            may_answer.set()
+            assert await read(answer) == [EVENT.strip(), b"data: [DONE]"]
