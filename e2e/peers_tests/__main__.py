@@ -31,6 +31,7 @@ def main() -> None:
     folder = source.fetch()
     python = source.install(folder)
     models = provide_models(folder)
+    _provide_adapter(models)
     with tempfile.TemporaryDirectory(prefix="conveyor-peers-") as out:
         report = Path(out) / "report.jsonl"
         programs.run(
@@ -59,6 +60,14 @@ def provide_models(folder: Path) -> Path:
         make(draft, folder)
         draft.rename(directory)
     return directory
+
+
+def _provide_adapter(models: Path) -> None:
+    """Make the adapter, once."""
+    if not (models / "none" / "adapter_config.json").exists():
+        from e2e.peers_tests import adapters  # imports torch
+
+        adapters.make(models / "none", models / "chat")
 
 
 def _environment(folder: Path, models: Path, report: Path) -> dict[str, str]:

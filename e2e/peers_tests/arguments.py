@@ -25,11 +25,11 @@ _WITHOUT_EFFECT = {
     "--config-format", "--ignore-patterns", "--enable-prefix-caching", "--load-format", "--no-async-scheduling",
     "--enable-server-load-tracking", "--show-hidden-metrics-for-version", "--enable-tokenizer-info-endpoint",
     "--skip-tokenizer-init", "--max-logprobs", "--enable-request-id-headers",
+    "--enable-lora", "--max-lora-rank", "--max-cpu-loras",
 }  # fmt: skip
 # Flags for features that the engine lacks. Tests of the feature are not applicable (`files` names them); other tests of
 # the same file run.
 _LEFT_OUT = {
-    "--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras",  # adapters
     "--enable-per-request-metrics",  # times of a request in its response
 }  # fmt: skip
 _MISSING = {
@@ -73,6 +73,8 @@ def translate(arguments: Sequence[str]) -> Arguments:
             translated.settings += [_SAME[flag], value]
         elif flag == "--no-enable-prefix-caching":
             translated.settings += ["--prefix-caching", "false"]
+        elif flag == "--lora-modules":
+            translated.settings += ["--adapters", ",".join(values)]
         elif flag == "--tool-call-parser":
             parsers["--tool-parser"] = _parser(flag, value, _TOOL_PARSERS)
         elif flag == "--reasoning-parser":

@@ -55,8 +55,7 @@ FILES: Final = (
 )
 # Reasons by pattern. The first pattern that matches a test's name counts.
 NOT_APPLICABLE: Final = (
-    ("*[*lora*]*", "LoRA adapters"),
-    ("*/test_models.py::*", "LoRA adapters"),
+    ("*/test_models.py::*", "the folder of a model, which the tests' servers get in place of its name"),
     ("*/test_batched_chat_completions.py::*", "/v1/chat/completions/batch, a path that only vLLM has"),
     ("*::test_invocations*", "/invocations, a path of SageMaker"),
     ("*pooling/*::test_*pooling*", "/pooling, a path that only vLLM has"),
@@ -70,7 +69,6 @@ NOT_APPLICABLE: Final = (
     ("*::test_anthropic_streaming_cache_usage", "cached tokens, reported without a cache_salt (ADR 8)"),
     ("*/test_chat.py::test_single_chat_session*", "the number of tokens that the real model's vocabulary makes"),
     ("*/test_chat.py::test_more_than_one_prompt_logprobs*", "a prompt of the tokens that the real model expects"),
-    ("*/test_chat.py::test_custom_role", "roles that OpenAI's API does not have"),
     ("*/test_chat.py::test_long_seed", "vLLM's wording of an error"),
     ("*/test_online.py::test_params_not_supported*", "vLLM's wording of an error"),
     ("*/test_truncation.py::test_bigger_truncation_size", "vLLM's wording of an error"),
@@ -81,8 +79,8 @@ NOT_APPLICABLE: Final = (
     ("*/test_prompt_validation.py::test_empty_prompt", "prompts that are tensors"),
     ("*/test_token_in_token_out.py::*", "a model without its tokenizer"),
     ("*/test_return_token_ids.py::test_chat_completion*", "the end of a prompt in the real model's template"),
-    ("*/test_namespace_tool_separator.py::*", "namespaces of tools"),
-    ("*/test_hermes_tool_parser.py::*[llama]", "LoRA adapters"),
+    ("*/test_namespace_tool_separator.py::*", "an answer that the small model has not learned"),
+    ("*/test_hermes_tool_parser.py::*[llama]", "an answer of the real adapter"),
     ("*[*granite*]", "the format of Granite's calls"),
     ("tool_use/*[internlm*]", "the format of InternLM's calls"),
     ("tool_use/*[toolACE*]", "the format of ToolACE's calls"),

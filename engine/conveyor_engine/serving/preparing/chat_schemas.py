@@ -72,13 +72,17 @@ def _check_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+_ROLES = {"developer": "system", "function": "tool"}  # as current templates name them
+
+
 class ChatMessage(Object):
     """One turn of a conversation. A null field counts as absent, because clients send responses back with nulls."""
 
     place = Place.MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who speaks. The chat template receives `developer` as `system`."""
+    role: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+    """Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or a role that the model's chat template knows. The
+    template receives `developer` as `system`, and `function` as `tool`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}`, where
     the URL has the data itself (`data:image/png;base64,...`)."""
@@ -105,13 +109,13 @@ class ChatMessage(Object):
         return (self.tool_calls or ()) if self.role == "assistant" else ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates receive it. Current templates know `system` but not `developer`.
+        """Return the message as chat templates receive it.
 
         gpt-oss's template reads `thinking`, and refuses it beside a text and calls.
         """
         reasoning = self.reasoning_content or self.reasoning or None
         fields = {
-            "role": "system" if self.role == "developer" else self.role,
+            "role": _ROLES.get(self.role, self.role),
             "content": self.content or "",
             "name": self.name,
             "reasoning_content": reasoning,

@@ -51,10 +51,15 @@ class ServedModel:
         return [self.name, *(f"{self.name}:{adapter}" for adapter in self.adapters)]
 
     def find_adapter(self, name: str | None) -> int:
-        """Return the number of the adapter that this name selects; 0: none. Raises UnknownModel."""
+        """Return the number of the adapter that this name selects; 0: none. Raises UnknownModel.
+
+        An adapter's own name selects it too, as in vLLM.
+        """
         if name is None or name == self.name:
             return 0
         names = self.names
+        if name in self.adapters:
+            return 1 + self.adapters.index(name)
         if name in names:
             return names.index(name)
         known = f"{self.name!r} is"

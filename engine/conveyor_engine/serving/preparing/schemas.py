@@ -133,8 +133,8 @@ class ChoosingFields(PromptFields):
     """Whether to send the answer as server-sent events."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Higher values make the answer more random; 0 always takes the likeliest token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Choose only among the likeliest tokens that together have this probability."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Choose only among the likeliest tokens that together have this probability; 0: always the likeliest."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Choose only among this number of likeliest tokens; 0 and -1: among all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

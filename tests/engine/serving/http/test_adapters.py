@@ -53,6 +53,13 @@ def test_the_answer_is_that_of_peft_and_has_the_requested_name(openai: OpenAI, a
     assert len(set(map(tuple, adapted[1]))) == 3
 
 
+def test_the_own_name_of_an_adapter_selects_it_too(openai: OpenAI, adapted: Adapted) -> None:
+    answer = openai.completions.create(
+        model="fr", prompt=PROMPT, max_tokens=TOKENS, temperature=0, extra_body={"return_token_ids": True}
+    )
+    assert (answer.model, answer.choices[0].model_extra["token_ids"]) == ("tiny:fr", adapted[1][2])
+
+
 def test_chats_streams_responses_and_messages_select_it_alike(openai: OpenAI, adapted: Adapted) -> None:
     anthropic = Anthropic(base_url=adapted[0].url, api_key="none", max_retries=0)
     answers = {}
@@ -91,7 +98,7 @@ def test_requests_and_tokens_are_counted_for_each_adapter(openai: OpenAI, adapte
     wait_until(lambda: counted()[3] == before[3] + 2, "an answer whose client has left is counted", server)
 
 
-@pytest.mark.parametrize("name", ["sql", "tiny:", "tiny:SQL", "tiny:sql:fr", ":sql", "other:sql"])
+@pytest.mark.parametrize("name", ["SQL", "tiny:", "tiny:SQL", "tiny:sql:fr", ":sql", "other:sql"])
 def test_another_name_is_refused_with_those_that_there_are(adapted: Adapted, name: str) -> None:
     answer = adapted[0].post("/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -51,7 +51,7 @@ def called(arguments: Any) -> dict[str, Any]:
         ("temperature", -0.1),
         ("temperature", 2.1),
         ("temperature", "hot"),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.5),
         ("top_k", -2),
         ("seed", 1.5),
@@ -134,7 +134,9 @@ def test_completions_refuse(field: str, value: Any) -> None:
     [
         ("messages", []),
         ("messages", "hi"),
-        ("messages[0].role", [{"role": "function", "content": "a"}]),
+        ("messages[0].role", [{"role": "<|user|>", "content": "a"}]),
+        ("messages[0].role", [{"role": "a" * 65, "content": "a"}]),
+        ("messages[0].role", [{"role": "", "content": "a"}]),
         ("messages[0].content", [user([{"type": "image_url", "image_url": {}}])]),
         ("messages[0].content", [user(5)]),
         ("messages[0].content", [user([])]),
@@ -327,6 +329,15 @@ def test_a_number_without_a_fraction_is_an_integer_as_in_json_schema(schema: Any
     for name, value in fields.items():
         assert "." not in str(getattr(read, name)) or name not in schema.model_fields
         assert getattr(read, name) in (value, [value])
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [("developer", "system"), ("function", "tool"), ("ipython", "ipython"), ("my-custom-role", "my-custom-role")],
+)
+def test_a_template_gets_any_role(role: str, shown: str) -> None:
+    read = ChatRequest.model_validate({"messages": [{"role": role, "name": "f", "content": "a"}]})
+    assert read.messages_for_template() == [{"role": shown, "name": "f", "content": "a"}]
 
 
 def test_a_message_without_content_is_refused() -> None:
