@@ -39,6 +39,7 @@ class Result(_Message):
 
     problem: str
     num_bytes: int
+    retires: bool  # this process takes no further grammar
 
 
 class Loaded(_Message):

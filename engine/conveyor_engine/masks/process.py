@@ -129,8 +129,9 @@ class Server:
         data, fds, _, _ = socket.recv_fds(self._walkers, 1, 1)
         if not data:
             return False
-        _kill(self._walker_pid)
         connection = socket.socket(fileno=fds[0])
+        _kill(self._walker_pid)
+        self._walker_pid = 0
         self._walker_pid = os.fork()
         if self._walker_pid == 0:
             self._close_all()
@@ -186,8 +187,13 @@ class Server:
             if trial.order is not None:
                 self._send(Tried(trial.order.number, result.problem, False, result.num_bytes))
             trial.is_ready, trial.order = True, None
+            if result.retires:
+                self._end(trial)
+                return
         if not data:
             self._end(trial)
+            if not trial.is_ready:
+                raise ChildProcessError("a trial ended before it had a grammar")
             if trial.order is not None:
                 self._send(Tried(trial.order.number, limits.TOO_COSTLY_TO_COMPILE, True, 0))
 
@@ -255,7 +261,7 @@ def main() -> None:
     server = Server(tokenizer, board, messages, socket.socket(fileno=arguments.walkers))
     try:
         server.run()
-    except OSError:
+    except ConnectionError:
         pass  # the engine process has ended
     finally:
         server.close()

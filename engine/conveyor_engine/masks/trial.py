@@ -42,16 +42,15 @@ def _run(tokenizer: LLTokenizer, connection: socket.socket) -> None:
     first_grammar = build_grammar("json", {"type": "object"}, "").text
     _try(tokenizer, first_grammar)  # so that the first client's grammar does not pay for pages
     first = peak_bytes()
-    connection.sendall(encode(Result("", 0)))
+    connection.sendall(encode(Result("", 0, retires=False)))
     with connection.makefile("rb") as stream:
         for order in map(_decoder.decode, read_payloads(stream)):
             before = peak_bytes()
             limit_cpu_seconds(COMPILE_CPU_SECONDS)
             limit_more_memory(COMPILE_BYTES)
             problem = _try(tokenizer, order.grammar)
-            connection.sendall(encode(Result(problem, peak_bytes() - before)))
-            if peak_bytes() - first > _RETIRE_BYTES:
-                return
+            after = peak_bytes()
+            connection.sendall(encode(Result(problem, after - before, retires=after - first > _RETIRE_BYTES)))
 
 
 def _try(tokenizer: LLTokenizer, grammar: str) -> str:

@@ -182,6 +182,15 @@ def test_costly_compilations_hold_up_no_other(client: Client) -> None:
         assert "processor time" in verdict.problem
 
 
+def test_grammars_that_wait_behind_a_large_one_are_tried(client: Client) -> None:
+    """The process that compiled a large one ends, and must not be given the next one."""
+    many = [[f"value {number:06} of {name}" for number in range(60_000)] for name in "abcd"]
+    grammars = [LLMatcher.grammar_from_json_schema({"enum": values}, overrides=JSON_OPTIONS) for values in many]
+    for grammar in grammars:
+        assert client.masks.judge(key_of(grammar), grammar) is None
+    assert [client.judge(grammar) for grammar in grammars] == [Verdict("")] * 4
+
+
 def test_an_answer_with_costly_masks_ends_and_others_go_on(client: Client) -> None:
     other, costly = client.open(SIMPLE), client.open(build_ambiguous(480))
     costly.accept(TOKENS["["])
