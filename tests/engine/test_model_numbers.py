@@ -21,6 +21,7 @@ def test_published_models_pass(tmp_path: Path) -> None:
     check(tmp_path, llama | {"rope_theta": 10**10, "num_attention_heads": 128, "tie_word_embeddings": False})
     check(tmp_path, {"text_config": {"num_hidden_layers": 48, "max_position_embeddings": 10_485_760}})
     check(tmp_path, {"num_hidden_layers": 61, "n_routed_experts": 384, "kv_lora_rank": 512, "first_k_dense_replace": 1})
+    check(tmp_path, {"depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048], "mlp_only_layers": [*range(94)]})
     check(tmp_path, {"n_layer": 48, "n_embd": 1600, "n_ctx": 1024, "n_head": 25, "model_max_length": 1e30})
 
 
@@ -34,6 +35,10 @@ def test_published_models_pass(tmp_path: Path) -> None:
         ({"vocab_size": -(10**400)}, "vocab_size is -1000"),
         ({"head_dim": 2**30}, "head_dim is 1073741824"),
         ({"num_local_experts": 10**6}, "num_local_experts is 1000000"),
+        ({"hidden_sizes": [64, 10**9]}, "hidden_sizes is 1000000000"),
+        ({"depths": [1, 10**9]}, "depths is 1000000001"),
+        ({"depths": [4096] * 100}, "depths is 409600"),
+        ({"stages": [{"embed_dims": [[10**9]]}]}, "stages.embed_dims is 1000000000"),
         ({"num_hidden_layers": 4096, "num_experts": 4096}, "layers times experts are 16777216"),
     ],
 )

@@ -6,7 +6,7 @@ Weights are read from safetensors only. The functions raise ModelError for any o
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.model_files import PIPELINE_INDEX, read_object, read_pipeline_class
+from conveyor_engine.model_numbers import read_numbers
 from conveyor_engine.tasks.imagegenerate.facts import SIDE_MULTIPLE, STEPS_MAX, Size
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
 from conveyor_protocol.failure_reasons import FailureReason
@@ -150,7 +151,8 @@ def _name_class(entry: object) -> str:
 def _check_numbers(folder: Path) -> None:
     """Raise ModelError for numbers that no real part has, before anything is built from them."""
     path = folder / ("scheduler_config.json" if folder.name == "scheduler" else "config.json")
-    for name, value in _walk(read_object(path)):
+    for place, value in read_numbers(path):
+        name = place.rpartition(".")[2]
         if isinstance(value, list):
             problem = len(value) > _LIST_MAX and name != "trained_betas"
         elif "layers" in name or "num_hidden" in name:
@@ -161,20 +163,6 @@ def _check_numbers(folder: Path) -> None:
             problem = isinstance(value, int) and abs(value) > _NUMBER_MAX
         if problem:
             raise ModelError(f"{path}: {name} is {str(value)[:40]}, which this engine does not accept")
-
-
-def _walk(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each number and list, at any depth."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _walk(value)
-        elif isinstance(value, list):
-            yield name, value
-            if name != "trained_betas":
-                for each in value:
-                    yield from _walk({name: each})
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value
 
 
 def _load(kind: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
