@@ -174,7 +174,8 @@ class Reconciler:
             resource.expose(body, status)
         written = await self._reporter.write(resource.kind, body, status)
         if written is not None:
-            self._store.bodies.put(key, written)
+            if self._store.uid(key) == written["metadata"]["uid"]:  # nothing would drop the body of a deleted one
+                self._store.bodies.put(key, written)
             await self._reporter.record_events(body, resource.find_events(body.get("status") or {}, status))
 
     def _recall(self, key: Key, body: Object) -> Memory:

@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from unittest.mock import Mock
 
 from tests.operator.builders import make_services
 from tests.operator.kubelet import Kubelet, image_pull_failed, ready
@@ -64,6 +65,26 @@ async def test_a_service_that_is_deleted_during_its_reconcile_is_not_exposed() -
         services.begin = begin  # type: ignore[method-assign, assignment]
         await Reconciler([services], Absent(), store).reconcile(key)  # type: ignore[arg-type]
         assert [bool(family.samples) for family in metrics.services.collect()] == [not deleted, False]
+
+
+async def test_the_body_of_a_service_that_is_deleted_while_its_status_is_written_is_not_kept() -> None:
+    store, key = Store(), Key(INFERENCE_SERVICE, "default", "qwen")
+    metadata = {"name": "qwen", "namespace": "default", "uid": "1", "generation": 1, "resourceVersion": "1"}
+    body = {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata, "spec": {}}
+    store.put(INFERENCE_SERVICE, "1", key, "")
+    store.bodies.put(key, body)
+
+    class Deleting:
+        async def replace_status(self, *_: Any) -> Any:
+            store.drop(INFERENCE_SERVICE, "1")
+            return body | {"metadata": metadata | {"resourceVersion": "2"}}
+
+        async def create(self, *_: Any) -> None: ...
+
+    services = make_services()
+    services.begin = Mock(side_effect=InvalidResource((Problem("spec", "is wrong"),)))  # type: ignore[method-assign]
+    await Reconciler([services], Deleting(), store).reconcile(key)  # type: ignore[arg-type]
+    assert store.bodies.get("1") is None
 
 
 def series(running: Process, name: str = "qwen") -> dict[str, Any]:
