@@ -28,6 +28,8 @@ class ContentTokens:
     def __init__(self) -> None:
         self._tokens: list[Token] = []
         self._text, self._begin = "", 0  # `_begin`: the start of `_text` in the choice's text, in characters
+        self._known = 0  # the end of the last part that was found, in the choice's text
+        self._is_behind = False  # a later part was not found, because the parser has changed its text
 
     def take(self, parts: Sequence[Part], tokens: Sequence[Token], text: str) -> list[Token]:
         """Return the tokens of the content in `parts`.
@@ -38,23 +40,33 @@ class ContentTokens:
         """
         self._tokens += tokens
         self._text += text
-        found = [token for name, part in parts if name == "content" for token in self._take_content(part)]
+        found: list[Token] = []
+        for name, part in parts:
+            at = self._find(part)
+            if at >= 0 and name == "content":
+                found += self._take_content(at, len(part))
         if parts and len(self._text) > _HELD_CHARACTERS_MAX:  # text that is not content, such as a tool call
             self._drop(len(self._text) - _HELD_CHARACTERS_MAX)
         return found
 
-    def _take_content(self, content: str) -> list[Token]:
-        at = 0 if self._text.startswith(content) else self._text.rfind(content)
-        if at < 0:
-            return []
-        begin, end = self._begin + at, self._begin + at + len(content)
+    def _find(self, part: str) -> int:
+        """Return where the part begins in the text, behind the part before it; -1 if it does not."""
+        start = max(0, self._known - self._begin)
+        at = self._text.rfind(part, start) if self._is_behind else self._text.find(part, start)
+        self._is_behind = at < 0
+        if at >= 0:
+            self._known = self._begin + at + len(part)
+        return at
+
+    def _take_content(self, at: int, length: int) -> list[Token]:
+        begin, end = self._begin + at, self._begin + at + length
         ends = [*(token.start for token in self._tokens[1:]), self._begin + len(self._text)]
         found = [
             token
             for token, its_end in zip(self._tokens, ends, strict=False)
             if token.start < end and max(token.start, its_end - 1) >= begin
         ]
-        self._drop(at + len(content))
+        self._drop(at + length)
         return found
 
     def _drop(self, num_characters: int) -> None:
