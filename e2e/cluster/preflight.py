@@ -37,7 +37,7 @@ class Step:
 
 
 PACKAGES = Step("Python's packages", 2, 6)
-TRY = Step("Python's packages", 1, 2)
+TRY = Step("Python's packages and the demo's model", 1, 4)
 PROGRAMS = Step("Kubernetes' programs", 12, 10, scales=True)
 IMAGES = Step("the images", 3, 3, passing=6)
 LOADING_INTO_KIND = Step("bringing them to the node", 2, 6, passing=3)  # the local node shares the files of the store

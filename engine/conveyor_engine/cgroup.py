@@ -63,7 +63,8 @@ def explain_exit(process: str, exit_code: int, oom_kills_before: int) -> tuple[F
         return FailureReason.ENGINE_ERROR, f"{process} exited with code {exit_code}"
     if exit_code == -signal.SIGKILL and count_oom_kills() > oom_kills_before:
         return FailureReason.OOM_KILLED, OOM_KILLED
-    return FailureReason.ENGINE_ERROR, f"{process} was ended by {signal.Signals(-exit_code).name}"
+    names = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+    return FailureReason.ENGINE_ERROR, f"{process} was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def _find_number(path: Path, name: str) -> int:

@@ -59,3 +59,8 @@ def test_the_kernel_s_count_is_read_with_both_versions_of_cgroups(folder: Path) 
     assert count_oom_kills() == 2
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 1\n")
     assert count_oom_kills() == 1
+
+
+def test_a_process_that_ends_by_a_signal_without_a_name_is_explained() -> None:
+    _, message = cgroup.explain_exit("the engine process", -35, 0)
+    assert message == "the engine process was ended by signal 35"

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
@@ -106,12 +106,12 @@ def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[st
 
     wanted: matches the names of wanted files; `_WANTED` also for the weights that belong to a model.
     """
-    if _wants_nothing(_read_marker(uri, directory), wanted):
+    if _is_complete(uri, directory, _read_marker(uri, directory), wanted):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _lock(directory.with_name(f".{directory.name}.lock")):
         marker = _read_marker(uri, directory)
-        if _wants_nothing(marker, wanted):
+        if _is_complete(uri, directory, marker, wanted):
             return
         if marker is not None:
             _add_missing(source, marker, directory, wanted)
@@ -141,15 +141,15 @@ def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
         )
     except (ConfigError, OSError, ValueError, LookupError, TypeError, AttributeError):  # there is no valid marker
         return None
-    if not complete:
-        return None
-    _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
-    return marker
+    return marker if complete else None
 
 
-def _wants_nothing(marker: dict[str, Any] | None, wanted: re.Pattern[str]) -> bool:
+def _is_complete(uri: str, directory: Path, marker: dict[str, Any] | None, wanted: re.Pattern[str]) -> bool:
     """Return whether the engine that fetched the directory had the same list of wanted files as this engine."""
-    return marker is not None and marker.get("wanted") == wanted.pattern
+    if marker is None or marker.get("wanted") != wanted.pattern:
+        return False
+    _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
+    return True
 
 
 def _add_missing(source: Source, marker: dict[str, Any], directory: Path, wanted: re.Pattern[str]) -> None:
@@ -159,10 +159,12 @@ def _add_missing(source: Source, marker: dict[str, Any], directory: Path, wanted
     """
     try:
         model = source.describe(str(marker.get("commit")))
-        files = [file for file in model.files if wanted.fullmatch(file.name) and file.name not in marker["files"]]
+        chosen = _choose(model, wanted, _find_file(marker["uri"]), directory)
+        # The card only explains why a model is rejected, and this one was not.
+        files = [file for file in chosen if file.name not in marker["files"] and file.name != MODEL_CARD]
         _fetch_missing(source, model, files, directory)
         _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files), wanted)
-    except (ModelError, OSError) as error:
+    except (StartError, OSError) as error:
         _log.warning("event=missing_files_not_fetched directory=%s error=%s", directory, error)
         return
     _log.info("event=missing_files_fetched directory=%s files=%d", directory, len(files))
@@ -190,15 +192,12 @@ def _fetch_files(
     source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str], file: str, task: str
 ) -> list[RemoteFile]:
     good = {each for each in model.files if _is_good(each, partial / each.name)}
-    by_name = {each.name: each for each in model.files}
-    if wanted is _WANTED_OF_ADAPTER:
-        if file:
-            raise ConfigError(f"an adapter is a folder, so its address cannot name the file {file!r}")
-        files = choose_adapter_files(model)
-    elif file or (group_files(by_name) and not any(name.endswith(".safetensors") for name in by_name)):
-        files = [by_name[name] for name in choose_gguf(model.title, by_name, file)]
-    else:
-        files = _choose_with_index(source, model, partial, good)
+    index = _index_of(model)
+    if index is not None:  # it says which weights belong to the model
+        _remove_other_files(partial, model.files, good)
+        _fetch_missing(source, model, [index] if index not in good else [], partial)
+        good.add(index)
+    files = _choose(model, wanted, file, partial)
     _remove_other_files(partial, files, good)
     missing = [each for each in files if each not in good]
     _check_space(model, missing, partial)
@@ -210,20 +209,28 @@ def _fetch_files(
     return files
 
 
-def _choose_with_index(source: Source, model: RemoteModel, partial: Path, good: set[RemoteFile]) -> list[RemoteFile]:
-    """Return a model's files. Fetches the index first, if there is one: it says which weights belong to the model.
-
-    good: the files that are complete in `partial`; the index is added.
-    """
+def _index_of(model: RemoteModel) -> RemoteFile | None:
+    """Return the file that names a model's weights; None if there is none, or if each part of a pipeline has one."""
     by_name = {file.name: file for file in model.files}
+    return None if PIPELINE_INDEX in by_name else by_name.get(WEIGHTS_INDEX)
+
+
+def _choose(model: RemoteModel, wanted: re.Pattern[str], file: str, directory: Path) -> list[RemoteFile]:
+    """Return the files to fetch. file: the one that the address names. directory: has the index, if the model has one.
+
+    Raises StartError.
+    """
+    by_name = {each.name: each for each in model.files}
+    if wanted is _WANTED_OF_ADAPTER:
+        if file:
+            raise ConfigError(f"an adapter is a folder, so its address cannot name the file {file!r}")
+        return choose_adapter_files(model)
+    if file or (group_files(by_name) and not any(name.endswith(".safetensors") for name in by_name)):
+        return [by_name[name] for name in choose_gguf(model.title, by_name, file)]
     if not by_name.keys() & MODEL_FILES:
         raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
-    _remove_other_files(partial, model.files, good)
-    has_index = WEIGHTS_INDEX in by_name and PIPELINE_INDEX not in by_name
-    index = [by_name[WEIGHTS_INDEX]] if has_index else []
-    _fetch_missing(source, model, [file for file in index if file not in good], partial)
-    good.update(index)
-    return index + choose_files(model, _weights_of_index(partial) if index else None)
+    index = _index_of(model)
+    return [index, *choose_files(model, _weights_of_index(directory))] if index else choose_files(model, None)
 
 
 def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[RemoteFile]) -> None:
@@ -271,7 +278,6 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
             f"{model} has no safetensors weights ({found}); use a commit that has them, such as an older "
             "one or that of a pull request to the repository"
         )
-    # The card only explains why a model is rejected, so it is not added to directories that older engines filled.
     card = {MODEL_CARD} if weights else set()
     kept = [file for name, file in by_name.items() if _WANTED.fullmatch(name) or name in card]
     return kept + [by_name[name] for name in weights]

@@ -1,4 +1,4 @@
-"""The limits of a client's grammar, and the process names that belong to them."""
+"""The limits of a client's grammar, and the messages for what exceeds them."""
 
 from typing import Final
 

@@ -114,6 +114,24 @@ def test_the_card_is_fetched_with_a_model_and_not_added_to_an_older_one(
     assert (target / "README.md").is_file()
 
 
+def test_a_newer_engine_adds_to_a_program_only_what_it_reads(
+    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+) -> None:
+    folder = root / "org/program"
+    write_repository(folder, weights_bytes=1024)
+    for name in ("config.json", WEIGHTS):
+        (folder / name).unlink()
+    for name in ("model.pt2", "model.json"):
+        (folder / name).write_text("{}")
+    fetch_from(hub.url, "hf://org/program", target)
+    names = {path.name for path in target.iterdir()}
+    assert names == {"model.pt2", "model.json", MARKER}
+    marker = json.loads((target / MARKER).read_text())
+    (target / MARKER).write_text(json.dumps(marker | {"wanted": "fewer"}))
+    fetch_from(hub.url, "hf://org/program", target)
+    assert {path.name for path in target.iterdir()} == names
+
+
 def _make_older(target: Path) -> None:
     """Make the directory like an older engine's, which fetched no pooling files and did not record what it wanted."""
     marker = json.loads((target / MARKER).read_text())

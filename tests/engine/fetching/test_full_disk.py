@@ -77,6 +77,7 @@ def test_files_that_an_older_engine_ran_without_need_no_room(
 @pytest.mark.slow
 def test_a_fetch_needs_no_log(hub: Hub, target: Path) -> None:
     command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", "hf://org/tiny", "--target", str(target)]
+    command += ["--task", "none"]
     with FULL.open("w") as full:
         found = subprocess.run(
             command, env=environment(HF_ENDPOINT=hub.url, PYTHONUNBUFFERED=""), stdout=full, stderr=full, check=False

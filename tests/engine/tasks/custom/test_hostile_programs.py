@@ -1,6 +1,7 @@
 """Tests that a program of torch.export cannot run code, and that a file that is no such program is refused."""
 
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_what_is_not_needed_is_not_read(tmp_path: Path, written: Callable[[str],
     assert not Path("/tmp/evaluated").exists()
 
 
-@pytest.mark.parametrize("how", ["not a zip", "cut", "compressed", "deep", "two", "none"])
+@pytest.mark.parametrize("how", ["not a zip", "cut", "longer", "compressed", "deep", "two", "none"])
 def test_a_file_that_is_no_program_is_refused(
     how: str, tmp_path: Path, written: Callable[[str], tuple[Path, torch.nn.Module]]
 ) -> None:
@@ -151,6 +152,11 @@ def test_a_file_that_is_no_program_is_refused(
             target.write_bytes(b"\x80\x04 a pickle")
         case "cut":
             target.write_bytes(source.read_bytes()[:-1000])
+        case "longer":  # its directory says that an entry goes on behind the end of the file
+            content = bytearray(source.read_bytes())
+            at = content.rindex(b"PK\x01\x02", 0, content.rindex(b"/models/model.json"))
+            content[at + 20 : at + 28] = struct.pack("<II", 1 << 24, 1 << 24)
+            target.write_bytes(content)
         case "compressed":
             rewrite(source, target, lambda _, data: data, compression=zipfile.ZIP_DEFLATED)
         case "deep":

@@ -46,7 +46,7 @@ def read_archive(path: Path) -> Archive:
     try:
         with zipfile.ZipFile(path) as opened:
             return _read(opened)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, EOFError) as error:
         message = f"{path} is no archive of torch.export.save: {error}"
         raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
