@@ -1,8 +1,9 @@
 """Reads a whole response from an untrusted or faulty server, up to a size.
 
-Used for lists of the API server (`watch`), pages of gateways (`gateways`), and pages and reports of engines (the
-gateway and `kubectl conveyor advise`). The caller limits the time (`aiohttp.ClientTimeout`). Bodies that pass through
-the gateway are not read here: `relaying.bodies` reads requests, and `engines.session` reads engines' answers.
+Used for lists of the API server (`watch`), pages of gateways (`gateways`), pages and reports of engines (the gateway
+and `kubectl conveyor advise`), and answers to the requests of jobs. The caller limits the time
+(`aiohttp.ClientTimeout`). Bodies that pass through the gateway are not read here: `relaying.bodies` reads requests, and
+`engines.session` reads engines' answers.
 """
 
 from collections.abc import Callable

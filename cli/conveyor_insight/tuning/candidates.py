@@ -97,6 +97,8 @@ def make_plan(
     if windows and batching.mode not in DEFAULT_WINDOWS:
         raise ValueError(f"mode {batching.mode} has no window")
     size, window, tokens = batching.effective_batch_size, batching.effective_window, batching.max_batch_tokens
+    if tokens is not None and max(sizes, default=0) > tokens:
+        raise ValueError(f"a batch of {max(sizes)} needs as many tokens a step, and maxBatchTokens is {tokens}")
     found = (
         Axis("max_batch_size", tuple(sizes or _around(size, _MOST_ROWS))),
         Axis("window", tuple(windows or ([] if window is None else _around_window(window)))),

@@ -161,7 +161,7 @@ class Bucket:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Convert botocore's errors to this project's."""
+        """Convert botocore's and urllib3's errors to this project's."""
         try:
             yield
         except ClientError as error:
@@ -169,7 +169,8 @@ class Bucket:
         except NoCredentialsError as error:
             message = f"{self._uri}: there are no credentials; set secretRef, or give the pods' ServiceAccount a role"
             raise failed(message) from error
-        except (BotoCoreError, ValueError, LookupError) as error:  # LookupError: the response lacks a field
+        # HTTPError: TLS fails within a body. LookupError: the response lacks a field.
+        except (BotoCoreError, HTTPError, ValueError, LookupError) as error:
             said = f"{type(error).__name__}: {without_secrets(str(error))}"
             raise failed(f"{self._uri} at {self._endpoint} cannot be fetched: {said}") from error
 

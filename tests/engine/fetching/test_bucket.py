@@ -20,6 +20,7 @@ from tests.engine.fetching.buckets import (
 )
 from tests.engine.fetching.hubs import INDEX, NOWHERE, WEIGHTS, bytes_of_model, limit_volume
 from tests.engine.processes import environment
+from urllib3.exceptions import SSLError
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching import bucket
@@ -237,6 +238,18 @@ def test_an_endpoint_that_is_not_there_is_said_without_its_password(
     with pytest.raises(ModelError, match="AWS_ENDPOINT_URL is not the URL") as caught:
         fetch(URI, str(target))
     assert "PASSWORD" not in str(caught.value)
+
+
+def test_tls_that_fails_within_a_body_is_reported(
+    monkeypatch: pytest.MonkeyPatch, server: Server, target: Path
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise SSLError("bad record mac")
+
+    monkeypatch.setattr(bucket.Bucket, "_read", fail)
+    with pytest.raises(ModelError, match="cannot be fetched: SSLError: bad record mac") as caught:
+        fetch(URI, str(target))
+    assert caught.value.reason == "ModelDownloadFailed"
 
 
 def test_a_folder_of_a_thousand_files_is_no_model(

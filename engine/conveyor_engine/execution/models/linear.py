@@ -1,8 +1,7 @@
 """Builds the module for a projection. Only this file decides which kernel multiplies which weights.
 
-Called by `recognise` and `whisper`. The module has the attributes of torch's Linear: `in_features`, `out_features`,
-`weight` (the plain matrix), `bias`. To support quantised checkpoints, add a field to LinearSpec and a line to
-`linear_kind`. `adapt` wraps the module that `build_linear` returns, to add adapters.
+The module has the attributes of torch's Linear: `in_features`, `out_features`, `weight` (the plain matrix), `bias`.
+`adapt` wraps the module that `build_linear` returns, to add adapters.
 """
 
 from collections.abc import Sequence

@@ -30,6 +30,11 @@ def test_step_budgets_are_tried_where_somebody_names_them_and_never_below_the_li
     assert [candidate.max_batch_tokens for candidate in plan.axes[1].vary(plan.current)] == [96, 192]
 
 
+def test_a_given_limit_that_could_not_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="a batch of 512 needs as many tokens a step, and maxBatchTokens is 256"):
+        make_plan(Batching(max_batch_tokens=256), "Generate", [8, 512], [], [])
+
+
 def test_what_a_mode_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="one request at a time"):
         make_plan(Batching(mode="None"), "Generate", [], [], [])
