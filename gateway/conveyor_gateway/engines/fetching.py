@@ -23,7 +23,7 @@ from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full, bu
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.capacity.queries import run_held
 from conveyor_gateway.engines.connection import Connector
-from conveyor_gateway.engines.headers import choose_content_type
+from conveyor_gateway.engines.headers import choose_content_type, find_host
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
@@ -179,8 +179,9 @@ async def _fetch(
 ) -> EnginePage | None:
     """Fetch a page from one engine. Raises NoMemory."""
     url, timeout = URL(f"http://{address}{path}", encoded=True), aiohttp.ClientTimeout(total=timeout_seconds)
+    headers = {"Host": find_host(hold.owner.service, address)}
     try:
-        async with session.get(url, allow_redirects=False, timeout=timeout) as response:
+        async with session.get(url, headers=headers, allow_redirects=False, timeout=timeout) as response:
             body = await read_answer(response.content, max_bytes, hold.reserve)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

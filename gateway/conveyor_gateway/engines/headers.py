@@ -5,10 +5,12 @@ owner's image, and all services share one origin. So engines do not get the clie
 headers on which a browser or a proxy acts. ADR 58 has the reasons.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from conveyor_api.names import engine_name
 from conveyor_process.tracing import TRACE_PARENT_HEADER
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
@@ -51,6 +53,16 @@ def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str, usage_
     kept = _select(headers, _TO_ENGINES)
     kept[REQUEST_ID_HEADER], kept[USAGE_HEADER] = request_id, usage_key
     return kept
+
+
+@lru_cache(1024)
+def find_host(service: str, address: str) -> str:
+    """Return the header `Host` for the engine at `address`: the name and port of its Service, which meshes route by.
+
+    service: `namespace/name`; if it is "", return the address.
+    """
+    namespace, _, name = service.partition("/")
+    return f"{engine_name(name)}.{namespace}.svc:{address.rpartition(':')[2]}" if name else address
 
 
 def build_answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

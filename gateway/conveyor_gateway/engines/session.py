@@ -28,6 +28,7 @@ from conveyor_gateway.engines.exchange import (
     EngineUnreachable,
     describe,
 )
+from conveyor_gateway.engines.headers import find_host
 from conveyor_gateway.usage import MAX_REPORT_BYTES, parse_usage
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH, UsedTokens
@@ -82,7 +83,7 @@ class EngineSession:
         self, hold: Hold, method: str, address: str, headers: dict[str, str], seconds: float | None = None
     ) -> bool:
         hold.check()
-        url = f"http://{address}{PLACE_PATH}"
+        url, headers = f"http://{address}{PLACE_PATH}", {"Host": find_host(hold.owner.service, address), **headers}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
@@ -97,6 +98,7 @@ class EngineSession:
         try:
             async with self._session.get(
                 URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
+                headers={"Host": find_host(hold.owner.service, address)},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
             ) as response:
@@ -117,6 +119,7 @@ class EngineSession:
         request.hold.check()
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         request.headers[LEVEL_HEADER] = str(level)
+        request.headers["Host"] = find_host(request.hold.owner.service, address)
         request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
         response = await self._post(address, request, remaining_seconds)
         held_bytes = request.hold.size_bytes

@@ -233,6 +233,21 @@ async def test_a_requests_bytes_and_path_pass_exactly_and_its_query_does_not(
     assert request.headers["Content-Length"] == str(size)
 
 
+async def test_all_requests_to_engines_name_their_service_as_host(stack: Stack, http: aiohttp.ClientSession) -> None:
+    """Meshes find the route by this header. With the address of the pod, Istio would send plain text."""
+    async with running_engine(answering(web.Response, text="{}")) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert answer.status == 200
+        async with http.get(f"{stack.url}/health") as answer:
+            await answer.read()
+    assert len({request.path for request, _ in engine.requests}) > 1
+    namespace, _, name = stack.key.partition("/")
+    assert {request.headers["Host"] for request, _ in engine.requests} == {
+        f"{name}-engine.{namespace}.svc:{engine.port}"
+    }
+
+
 async def test_a_chunked_compressed_request_is_decompressed(stack: Stack, http: aiohttp.ClientSession) -> None:
     packed = gzip.compress(b"{}")
 
