@@ -73,7 +73,9 @@ async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[
             await asyncio.sleep(0.037 * (number % 14))  # so that requests arrive at all times of the operator's period
             gateway = gateways[number % len(gateways)]
             began = time.monotonic()
-            request = asyncio.create_task(http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={}))
+            request = asyncio.create_task(
+                http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={"prompt": ""})
+            )
             await replicas.wait(f"{name}-engine", 1)
             found.append(time.monotonic() - began)
             request.cancel()

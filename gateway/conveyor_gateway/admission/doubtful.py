@@ -3,11 +3,16 @@
 If a node stops reporting, Kubernetes marks its pods as not ready, and their engines may still answer. If requests wait
 and no engine is ready, the gateway asks the engines that are not terminating. It sends requests to those that answer as
 the pod that it means: another pod may have the address now. `server` runs this as one task.
+
+Each half second, a limited number of engines is asked. Namespaces take turns, so that a tenant with many such services
+does not delay those of others.
 """
 
 import asyncio
 import logging
 import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from conveyor_api.names import READINESS_PATH
@@ -15,14 +20,15 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import fetch
-from conveyor_gateway.watching.slices import SliceTable
+from conveyor_gateway.watching.slices import Doubtful, SliceTable
 from conveyor_protocol.request_headers import find_host_name
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 1.0
-_SERVICES_AT_ONCE: Final = 20
+ENGINES_A_ROUND: Final = 64
+_ENGINES_OF_SERVICE: Final = 16
 
 
 class DoubtfulEngines:
@@ -30,24 +36,43 @@ class DoubtfulEngines:
 
     def __init__(self, slices: SliceTable, queues: Queues, ledger: Ledger) -> None:
         self._slices, self._queues, self._ledger = slices, queues, ledger
+        self._looking: set[str] = set()  # services whose engines are asked now
+        self._looked: dict[str, float] = {}  # when each doubted service was last asked, by the loop's clock
 
     async def look_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            wanted = [service for service in self._slices.doubted if self._is_wanted(service)]
-            for start in range(0, len(wanted), _SERVICES_AT_ONCE):
-                await asyncio.gather(*map(self._look, wanted[start : start + _SERVICES_AT_ONCE]))
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                self._looked = {service: self._looked.get(service, 0.0) for service in self._slices.doubted}
+                wanted = (each for each in self._looked if each not in self._looking and self._is_wanted(each))
+                num_asked = 0
+                for service in take_turns(wanted, self._looked):
+                    doubtful = self._choose_engines(service)
+                    num_asked += len(doubtful)
+                    if num_asked > ENGINES_A_ROUND:
+                        break
+                    self._looked[service] = loop.time()
+                    group.create_task(self._look(service, doubtful))
 
     def _is_wanted(self, service: str) -> bool:
         """Return whether requests wait for an engine of the service, or are sent to doubtful ones."""
         return self._slices.is_trusted(service) or any(queue.queued for _, queue in self._queues.items(service))
 
-    async def _look(self, service: str) -> None:
-        doubtful = self._slices.find_doubtful(service)
+    def _choose_engines(self, service: str) -> dict[str, Doubtful]:
+        """Return the engines to ask: those that get requests, and some others, which are not always the same."""
+        doubtful, trusted = self._slices.find_doubtful(service), self._slices.engines(service)
+        pods = sorted(doubtful, key=lambda pod: (pod not in trusted, random.random()))
+        return {pod: doubtful[pod] for pod in pods[:_ENGINES_OF_SERVICE]}
+
+    async def _look(self, service: str, doubtful: Mapping[str, Doubtful]) -> None:
         addresses = [engine.address for engine in doubtful.values()]
-        random.shuffle(addresses)  # silent ones may take all the time, and not always the same
-        with self._ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
-            pages = await fetch(hold, addresses, READINESS_PATH, _ANSWER_SECONDS)
+        self._looking.add(service)
+        try:
+            with self._ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
+                pages = await fetch(hold, addresses, READINESS_PATH, _ANSWER_SECONDS)
+        finally:
+            self._looking.discard(service)
         answering = {
             pod: engine
             for pod, engine in doubtful.items()
@@ -59,3 +84,16 @@ class DoubtfulEngines:
         self._slices.trust(service, answering)
         if self._slices.is_trusted(service) != was_trusted:
             logger.warning("event=doubtful_engines service=%s answering=%d", service, len(answering))
+
+
+def take_turns(services: Iterable[str], looked: Mapping[str, float]) -> Iterator[str]:
+    """Yield the services in rotation between namespaces, in each namespace those first that were asked longest ago."""
+    turns: dict[str, deque[str]] = {}
+    for service in sorted(services, key=lambda each: looked[each]):
+        turns.setdefault(service.partition("/")[0], deque()).append(service)
+    while turns:
+        namespace, own = next(iter(turns.items()))
+        del turns[namespace]
+        yield own.popleft()
+        if own:
+            turns[namespace] = own  # after all others
