@@ -81,8 +81,9 @@ class ChatMessage(Object):
     place = Place.MESSAGE
 
     role: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-    """Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or a role that the model's chat template knows. The
-    template receives `developer` as `system`, and `function` as `tool`."""
+    """Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or a role that the model's chat template knows.
+
+    The template receives `developer` as `system`, and `function` as `tool`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}`, where
     the URL has the data itself (`data:image/png;base64,...`)."""
