@@ -11,8 +11,9 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
-# Share of a step's tokens. A prompt with more tokens than this share is called long. While other requests decode, all
-# long prompts together get this share.
+# Share of a step's tokens. A prompt with more tokens than this share is called long, and so is a prompt with images
+# that are not computed, because the step also encodes them. While other requests decode, all long prompts together get
+# this share.
 LONG_PROMPT_SHARE = 0.25
 
 
@@ -45,9 +46,15 @@ class TokenBudget:
         if limit == self._max_tokens and any(request.num_pending_tokens == 1 for request in running):
             self._long_prompt_budget = share
             return
-        pending = (request.num_pending_tokens for request in chain(running, joining))
-        short = sum(num_tokens for num_tokens in pending if 1 < num_tokens <= self._long_prompt_tokens)
+        pending = (each.num_pending_tokens for each in chain(running, joining) if not self._is_long(each))
+        short = sum(num_tokens for num_tokens in pending if num_tokens > 1)
         self._long_prompt_budget = max(share, limit - short)
+
+    def _is_long(self, request: RequestState) -> bool:
+        """Return whether the request counts as a long prompt: by its tokens, or by an image that is not computed."""
+        if request.pictures and request.pictures[-1].end > request.num_scheduled_tokens:
+            return True
+        return request.num_pending_tokens > self._long_prompt_tokens
 
     def has_room(self, step: Step, request: RequestState) -> bool:
         """Return whether the step has room for tokens of a request that would join."""
@@ -68,7 +75,7 @@ class TokenBudget:
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
         is_decode = request.num_pending_tokens == 1
         budget = max(0, self._max_tokens - step.num_tokens if is_decode else self._room(step))
-        if is_long := num_tokens > self._long_prompt_tokens:
+        if is_long := self._is_long(request):
             budget = max(0, min(budget, self._long_prompt_budget))
         num_tokens = min(num_tokens, budget)
         if self._whole_images and num_tokens:

@@ -2,6 +2,9 @@
 
 from tests.engine.builders import make_request, make_scheduler, names_of, run_all, run_step, work_of
 
+from conveyor_engine.wire.pictures import PictureSpan
+from conveyor_engine.wire.request import EngineRequest
+
 
 def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
@@ -34,6 +37,30 @@ def test_long_prompts_have_the_whole_step_but_what_short_ones_need_while_nobody_
     for token_id, (name, length) in enumerate((("long", 2048), ("long too", 2048), ("short", 100))):
         scheduler.add_request(make_request(name, [token_id] * length))
     assert work_of(scheduler, scheduler.schedule(0.0)) == {"long": 924, "short": 100}
+
+
+def make_image_request(number: int) -> EngineRequest:
+    """Make a request of 100 tokens, most of which stand for an image."""
+    span = PictureSpan(2, 98, bytes([number]))
+    return make_request(f"image {number}", [number + 50] * 100, pictures=[span])
+
+
+def test_prompts_with_images_share_the_part_of_long_ones_beside_decodes_because_a_step_encodes_their_images() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=4096, num_kv_blocks=2048)
+    scheduler.add_request(make_request("decode", [7], max_tokens=100))
+    run_step(scheduler)
+    for number in range(6):
+        scheduler.add_request(make_image_request(number))
+    scheduler.add_request(make_request("text", [6] * 100))
+    work = work_of(scheduler, scheduler.schedule(0.0))
+    assert work == {"decode": 1, "image 0": 100, "image 1": 100, "image 2": 56, "text": 100}
+
+
+def test_prompts_with_images_have_the_whole_step_while_nobody_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=4096, num_kv_blocks=2048)
+    for number in range(6):
+        scheduler.add_request(make_image_request(number))
+    assert sum(work_of(scheduler, scheduler.schedule(0.0)).values()) == 600
 
 
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:

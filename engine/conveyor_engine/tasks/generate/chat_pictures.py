@@ -17,7 +17,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX
+from conveyor_engine.images.decoding import ASPECT_MAX, SHOWN_PIXELS_MAX
 from conveyor_engine.images.processor import ERRORS
 from conveyor_engine.model_files import has_image_processor, read_object
 from conveyor_engine.tasks.generate.pixtral import PixtralProcessor
@@ -26,6 +26,7 @@ from conveyor_engine.wire.pictures import Picture, PictureTensor
 _TYPES: Final = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}
 _ALIKE: Final = {"SmolVLMProcessor": "Idefics3Processor"}  # the same for images; the first also needs num2words
 _OWN: Final = {"PixtralProcessor": PixtralProcessor}
+_ASPECT_RATIOS: Final = (1, 2, 1 / 2, 4, 1 / 4, ASPECT_MAX, 1 / ASPECT_MAX)
 _NAMING_FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -54,9 +55,12 @@ class ChatPictures:
         return Picture(text.count(self._place), tensors), text
 
     def read_largest(self) -> Picture:
-        """Return what the encoder reads of an image of the largest size."""
-        side = int(SHOWN_PIXELS_MAX**0.5)
-        return self.read(Image.new("RGB", (side, side)))[0]
+        """Return what the encoder reads of an image of two megapixels, for the aspect ratio with the most bytes."""
+        sizes = [
+            (int((SHOWN_PIXELS_MAX * ratio) ** 0.5), int((SHOWN_PIXELS_MAX / ratio) ** 0.5)) for ratio in _ASPECT_RATIOS
+        ]
+        pictures = (self.read(Image.new("RGB", size))[0] for size in sizes)
+        return max(pictures, key=lambda picture: sum(len(tensor.data) for tensor in picture.tensors.values()))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text that stands for a picture."""
