@@ -27,13 +27,27 @@ COMMON_FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
-_AVX512BF16 = (*_AVX512, "-mavx512bf16")
-_AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16")
-_X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512BF16, "amx": _AMX}
+_AVX512VNNI = (*_AVX512, "-mavx512vnni")
+_AVX512BF16 = (*_AVX512VNNI, "-mavx512bf16")
+_AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_X86_FLAGS = {
+    "avx2": _AVX2,
+    "avxvnni": (*_AVX2, "-mavxvnni"),
+    "avx512": _AVX512,
+    "avx512vnni": _AVX512VNNI,
+    "avx512bf16": _AVX512BF16,
+    "amx": _AMX,
+}
 # Sets that old compilers (GCC before 10 and 11) or assemblers lack, each with an instruction to test for the set.
-_OPTIONAL = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tilerelease"}
+_OPTIONAL = {
+    "avxvnni": "{vex} vpdpbusd %ymm0, %ymm1, %ymm2",
+    "avx512vnni": "vpdpbusd %zmm0, %zmm1, %zmm2",
+    "avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2",
+    "amx": "tilerelease",
+}
 _KERNELS = ("attention", "elementwise", "linear", "sample", "states")
-_OWN_KERNELS = {"amx": ("linear",)}  # for its other kernels, amx uses those of avx512bf16
+# For its other kernels, each of these sets uses those of another: amx of avx512bf16, and vnni of the set in its name.
+_OWN_KERNELS = {"amx": ("linear",), "avx512vnni": ("linear",), "avxvnni": ("linear",)}
 _ONCE = ("dispatch", "layer")  # compiled once, for all instruction sets
 
 

@@ -141,6 +141,17 @@ TASK_RULES: Final = (
         "adapters are for models that generate text; remove them, or set task: Generate",
         Field("adapters", is_list=True),
     ),
+    _for_tasks(
+        lambda allows: allows.rounds,
+        "model.quantization is for models that generate text; remove it, or set task: Generate",
+        (_QUANTIZATION := Field("model.quantization")),
+    ),
+    Rule(
+        f"!({_QUANTIZATION.cel}) || self.engine.device != 'CUDA'",
+        "model.quantization is for CPUs; set engine.device: Auto, or remove it",
+        lambda spec: not _QUANTIZATION.is_set(spec) or spec.engine.device != "CUDA",
+        field="model",
+    ),
     Rule(
         "!has(self.engine) || !has(self.engine.modelClass) || has(self.task) && self.task == 'Custom'",
         "engine.modelClass is for task Custom; set task: Custom, or remove it",
@@ -164,6 +175,10 @@ RUNTIME_RULES: Final = (
     _not_for_vllm(
         "vLLM does not change its limits while it runs; remove batching.objectives, or set runtime: Conveyor",
         Field("batching.objectives"),
+    ),
+    _not_for_vllm(
+        "vLLM's quantization is an argument; remove model.quantization, and set engine.args: [--quantization=...]",
+        _QUANTIZATION,
     ),
     _not_for_vllm("vLLM has its own sizes; remove workload, or set runtime: Conveyor", Field("workload")),
     _not_for_vllm("vLLM detects the task of a model itself; remove task, or set runtime: Conveyor", Field("task")),

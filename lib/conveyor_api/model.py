@@ -269,6 +269,9 @@ SECRET_RULES: Final = (
 """Rules for an object with `uri` and `secretRef`."""
 
 
+Quantization = Literal["INT8", "INT4"]
+
+
 class Model(ApiModel):
     """The model to serve, its source, and its cache."""
 
@@ -296,6 +299,9 @@ class Model(ApiModel):
     """Name that clients put in `model`; default: `metadata.name`."""
     secret_ref: SecretRef | None = None
     """Credentials for a private or gated model of the hub, or for a bucket."""
+    quantization: Quantization | None = None
+    """Rounds the weights of linear layers when an engine loads the model, on CPUs: INT8 to 8 bits, INT4 to 4 bits.
+    Default: the weights stay as they are. A change replaces the pods."""
     cache: Cache = Cache()
     """The cache of downloaded models."""
 

@@ -115,6 +115,7 @@ _SETTINGS: Final[dict[str, Callable[[Allows], bool]]] = {
     "`kvCache`": lambda allows: allows.kv_cache,
     "`adapters`": lambda allows: allows.adapters,
     "`engine.tensorParallelSize`": lambda allows: allows.divides,
+    "`model.quantization`": lambda allows: allows.rounds,
 }
 
 

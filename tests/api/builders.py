@@ -27,6 +27,7 @@ def build_full_body() -> Json:
             "name": "Qwen/Qwen3-0.6B",
             "secretRef": {"name": "hub", "key": "token"},
             "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast", "prewarm": True},
+            "quantization": "INT8",
         },
         adapters=[
             {"name": "SQL_v1.2", "uri": "hf://example/sql@v1", "secretRef": {"name": "hub", "key": "token"}},

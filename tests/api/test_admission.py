@@ -316,11 +316,12 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
         InferenceService.parse(body)
-    embeds, in_bucket, in_image, mirrored, in_gguf, vllm = (services.create(body)["spec"] for body in bodies)
+    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm = (services.create(body)["spec"] for body in bodies)
     assert embeds["engine"]["maxQueuedRequests"] == 2048
     assert in_bucket["model"]["secretRef"] == {"name": "bucket"}
     assert in_image["pod"]["imagePullSecrets"] == [{"name": "registry"}]
     assert mirrored["pod"]["env"][0]["name"] == "HF_ENDPOINT"
+    assert rounded["model"]["quantization"] == "INT8"
     assert in_gguf["model"]["uri"].endswith(":Q4_K_M")
     assert vllm["runtime"] == "VLLM"
 

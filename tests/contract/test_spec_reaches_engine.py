@@ -27,6 +27,7 @@ from conveyor_api.model import (
     _VOLUME_PATTERN,
     BucketModel,
     HubModel,
+    Quantization,
     parse_model_uri,
 )
 from conveyor_api.quantities import parse_duration_seconds
@@ -152,6 +153,17 @@ def test_every_type_of_the_cache_arrives(tmp_path: Path) -> None:
         for dtype in get_args(KVCacheDtype)
     ]
     assert arrived == list(get_args(engine_config.KVCacheDtype))
+
+
+def test_every_quantization_arrives(tmp_path: Path) -> None:
+    model = build_body()["spec"]["model"]
+    arrived = [
+        read_as_engine(
+            build_body(model={**model, "quantization": quantization}, engine={"device": "Auto"}), tmp_path
+        ).quantization
+        for quantization in get_args(Quantization)
+    ]
+    assert arrived == list(get_args(engine_config.Quantization))
 
 
 def test_every_tool_parser_arrives(tmp_path: Path) -> None:

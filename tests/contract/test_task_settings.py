@@ -32,6 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "several devices": {"engine": {"tensorParallelSize": 2}},
     "number of blocks": {"kvCache": {"blockBudget": 512}},
     "share of memory": {"kvCache": {"memoryPercent": 50}},
+    "quantization": {
+        "model": {**build_body()["spec"]["model"], "quantization": "INT8"},
+        "engine": {"device": "Auto"},
+    },
     "type of the cache": {"kvCache": {"dtype": "FP8"}},
 }
 # The engine reports that it leaves devices unused: a pod may have several GPUs without the field. A cache's size, share

@@ -41,6 +41,7 @@ ToolParser = Literal[
 ]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss", "openai_gptoss", "gemma4", "cohere_command3"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
+Quantization = Literal["int8", "int4"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -136,6 +137,12 @@ class EngineConfig:
         "bfloat16; auto on a CPU = bfloat16 if the CPU computes in bfloat16, otherwise float32. CPUs do not support "
         "float16",
         literal(Dtype),
+    )
+    quantization: Quantization | None = setting(
+        None,
+        "rounds the weights of linear layers when the model is loaded, on CPUs: int8 = 8 bits, int4 = 4 bits, and 8 "
+        "for the head; default: the weights stay as they are",
+        optional(literal(Quantization)),
     )
     max_model_len: int | None = setting(
         None,

@@ -50,6 +50,8 @@ def _find_problems(config: EngineConfig, about: About) -> Iterator[str]:
         )
     if config.adapters and not allows.adapters:
         yield f"{this}: remove `adapters`, which are for models that generate text"
+    if config.quantization is not None and not allows.rounds:
+        yield f"{this}: remove `quantization`, which is for models that generate text"
     if config.padding == "real" and not allows.padding:
         yield f"`padding: real` is set, but {this}, and its batches are not padded so; leave it out"
     if config.attention_backend != "auto" and not allows.attention:

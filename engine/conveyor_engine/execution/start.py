@@ -23,6 +23,7 @@ from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.quantize import Quantizer, check_experts, check_quantization
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
@@ -52,6 +53,7 @@ class RunnerStart:
         self.device, self._placement = placement.device, placement
         self.model_config = load_config(config.model, kind)
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
+        check_quantization(config, self.device, self.dtype, read_declared(Path(config.model)))
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
         self.sees = kind is CAUSAL_LM and placement.world_size == 1 and has_image_processor(Path(config.model))
@@ -92,9 +94,14 @@ class RunnerStart:
         If the model is divided, also makes the ranks add up their results. The compiled layers for CPUs cannot do this,
         so they are not used then.
         """
+        check_experts(model, self.config.quantization)
         if self.config.attention_backend != "torch":
-            fused = fuse_model(model, whole_layers=self.device.type != "cpu" or not self._partial_sums)
+            whole_layers = self.device.type != "cpu" or not self._partial_sums
+            quantizer = Quantizer(model, self.config.quantization) if self.config.quantization else None
+            fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+            if quantizer is not None:
+                self.progress(f"event=weights_rounded {quantizer.summary}")
         add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
 

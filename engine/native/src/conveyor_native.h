@@ -63,12 +63,19 @@ typedef struct {
 
 /* y[rows, n] = x[rows, k] W^T + bias + residual, W packed by cv_pack_linear; bias and residual may be null. The residual
  * lies as y does, and may be y. W may be a part of a packed matrix: panels of it, or the values from an even one on of
- * all panels. packed_k is the k of the packed matrix. */
+ * all panels. packed_k is the k of the packed matrix. dtype is that of x, y, bias and residual.
+ *
+ * With bits, W is whole numbers: scale * (number - zero), with a scale for each output and `group` of k, which k is a
+ * multiple of. x is then rounded to 8 bits by row and group. W lies as [panel, group of k]:
+ *   numbers  8 bits: [group / 4, 32, 4]; 4 bits: [group / 8, 32, 4], of which the low half is 4 k and the high half the
+ *            next 4
+ *   scales   [32], of scale_dtype
+ *   zeros    int16 [32] if has_zeros; otherwise all are half of 2^bits */
 typedef struct {
     const void *x, *weight, *bias, *residual;
     void *y;
-    int64_t rows, n, k, packed_k, x_stride, y_stride;
-    int32_t dtype;
+    int64_t rows, n, k, packed_k, x_stride, y_stride, group;
+    int32_t dtype, bits, scale_dtype, has_zeros;
 } cv_linear;
 
 /* LoRA adapters of a product, side by side in `columns` columns, a whole number of panels. Adapters change `slices` of
@@ -269,7 +276,7 @@ typedef struct {
 } cv_layers;
 
 CV_EXPORT int32_t cv_abi_version(void);
-/* Name of the instruction set in use: generic, avx2, avx512, avx512bf16 or amx. */
+/* Name of the instruction set in use: generic, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amx. */
 CV_EXPORT const char *cv_isa(void);
 /* Uses another instruction set (for tests); -1 when it was not compiled or the CPU lacks it. */
 CV_EXPORT int32_t cv_use_isa(const char *name);

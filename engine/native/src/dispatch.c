@@ -16,6 +16,12 @@ CV_DECLARE_KERNELS(avx512bf16)
 #if defined(CV_HAVE_AMX)
 void cv_linear_amx(const cv_linear *);
 #endif
+#if defined(CV_HAVE_AVX512VNNI)
+void cv_linear_avx512vnni(const cv_linear *);
+#endif
+#if defined(CV_HAVE_AVXVNNI)
+void cv_linear_avxvnni(const cv_linear *);
+#endif
 
 static uint64_t enabled_states(void) { /* what the operating system saves on a context switch (XCR0) */
     uint32_t a, b, c, d;
@@ -39,7 +45,9 @@ static int has_avx512(void) { /* F, DQ, BW, VL */
     const uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     return has_avx2() && has_state(0xe6) && (leaf7(0, 1) & wanted) == wanted;
 }
-static int has_avx512bf16(void) { return has_avx512() && (leaf7(1, 0) & 1u << 5); }
+static int has_avxvnni(void) { return has_avx2() && (leaf7(1, 0) & 1u << 4); }
+static int has_avx512vnni(void) { return has_avx512() && (leaf7(0, 2) & 1u << 11); }
+static int has_avx512bf16(void) { return has_avx512vnni() && (leaf7(1, 0) & 1u << 5); }
 
 /* Linux gives a process tiles when it asks for them, and a sandbox may not. */
 static int may_use_tiles(void) {
@@ -50,8 +58,8 @@ static int may_use_tiles(void) {
     return 0;
 #endif
 }
-static int has_amx(void) { /* TILE, BF16 */
-    const uint32_t wanted = 1u << 24 | 1u << 22;
+static int has_amx(void) { /* TILE, BF16, INT8 */
+    const uint32_t wanted = 1u << 24 | 1u << 22 | 1u << 25;
     return has_avx512bf16() && has_state(0x60000) && (leaf7(0, 3) & wanted) == wanted && may_use_tiles();
 }
 #endif
@@ -67,7 +75,13 @@ static const struct { const char *name; int (*supported)(void); cv_kernels kerne
 #if defined(CV_HAVE_AVX512BF16)
     {"avx512bf16", has_avx512bf16, CV_KERNEL_TABLE(avx512bf16)},
 #endif
+#if defined(CV_HAVE_AVX512VNNI)
+    {"avx512vnni", has_avx512vnni, CV_KERNEL_TABLE_WITH(avx512, cv_linear_avx512vnni)},
+#endif
     {"avx512", has_avx512, CV_KERNEL_TABLE(avx512)},
+#if defined(CV_HAVE_AVXVNNI)
+    {"avxvnni", has_avxvnni, CV_KERNEL_TABLE_WITH(avx2, cv_linear_avxvnni)},
+#endif
     {"avx2", has_avx2, CV_KERNEL_TABLE(avx2)},
 #endif
     {"generic", always, CV_KERNEL_TABLE(generic)},

@@ -8,19 +8,21 @@
  * AMX a tile of them (tiles.h).
  */
 #include <omp.h>
+#include "integers.h"
 #include "kernels.h"
 #include "simd.h"
 #include "tiles.h"
 
-/* How a product is computed: of floats, of pairs of bfloat16, of tiles of them. */
-enum { FLOATS, PAIRS, TILES };
+/* How a product is computed: of floats, of pairs of bfloat16, of tiles of them; of four whole numbers, of tiles. */
+enum { FLOATS, PAIRS, TILES, QUADS, BYTE_TILES };
 
 #if defined(__AVX512F__)
-enum { ROWS = 12, BF16_ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
+enum { ROWS = 12, BF16_ROWS = 12, QUAD_ROWS = 6, VECS = 2 }; /* 24 of 32 registers accumulate */
 #elif defined(__AVX__)
-enum { ROWS = 6, BF16_ROWS = 4, VECS = 2 }; /* 12 or 8 of 16: both halves of widened weights take registers too */
+/* 12 or 8 of 16: both halves of widened weights take registers too */
+enum { ROWS = 6, BF16_ROWS = 4, QUAD_ROWS = 4, VECS = 2 };
 #else
-enum { ROWS = 4, BF16_ROWS = 4, VECS = 2 };
+enum { ROWS = 4, BF16_ROWS = 4, QUAD_ROWS = 4, VECS = 2 };
 #endif
 _Static_assert((int)ROWS <= (int)VL, "a tile's rows are packed through vectors, a lane for each");
 _Static_assert((int)ROWS <= (int)ROWS_BY_TILES, "a buffer of sums serves all");
@@ -78,6 +80,26 @@ INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64
     }
 }
 
+/* The same of rounded rows, whose quads lie before their factors. */
+static void quad_sums(int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
+    const quad *a = (const quad *)rows;
+    const factors f = factors_at((char *)(a + m * c->k / 4), c->k / c->group, m);
+    for (int column = 0; column < CV_PANEL; column += SPAN) {
+        switch (m) {
+#undef CV_CASE
+#define CV_CASE(n) \
+    case n: \
+        if (c->bits == 8) quads_span(8, n, a, f, c, panel, column, next->from, next->rate, sums); \
+        else quads_span(4, n, a, f, c, panel, column, next->from, next->rate, sums); \
+        break;
+            CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
+#if defined(__AVX512F__)
+            CV_CASE(5) CV_CASE(6)
+#endif
+        }
+    }
+}
+
 /* a[step, m] from m <= VL rows of x, the last pair padded with zero. Writes up to VL - m values behind the last ones. */
 INLINE void pack_rows(const int bf16, const void *x, int64_t stride, int m, int64_t k, void *a) {
     const int64_t steps = bf16 ? k / 2 : k, whole = steps - steps % VL;
@@ -126,84 +148,127 @@ INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, in
     }
 }
 
-/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height, or AMX's. */
-typedef struct { int64_t blocks, block_rows, tile, step_bytes, steps; } plan;
+/* Lays m rounded rows of x as the products want them: quads [k / 4, m] or tiles, then the factors. */
+static void pack_rounded(const int how, const int bf16, const cv_linear *c, const void *x, int m, char *numbers, char *a) {
+    const int64_t groups = c->k / c->group;
+    const factors f = how == BYTE_TILES ? factors_at(a + ROWS_BY_TILES * c->k, groups, ROWS_BY_TILES)
+                                        : factors_at(a + m * c->k / 4 * (int64_t)sizeof(quad), groups, m);
+    for (int i = 0; i < m; i++) {
+        const void *row = at(bf16, x, i * c->x_stride);
+        if (bf16) round_row(1, row, c, (int8_t *)numbers, f, i);
+        else round_row(0, row, c, (int8_t *)numbers, f, i);
+        if (how == BYTE_TILES) byte_tiles_pack((int8_t *)numbers, c->k, i, a);
+        else quads_pack((int8_t *)numbers, c->k, m, i, (quad *)a);
+    }
+}
+
+/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height, or AMX's. A panel is
+ * read in `steps`. */
+typedef struct { int64_t blocks, block_rows, tile, row_bytes, steps; } plan;
 
 INLINE plan plan_rows(const int how, const cv_linear *c) {
     plan p;
-    p.steps = how == FLOATS ? c->k : (c->k + 1) / 2;
-    p.step_bytes = how == PAIRS ? (int64_t)sizeof(pair) : 4; /* in tiles a pair takes as much as a float */
-    const int64_t most = how == FLOATS ? ROWS : how == PAIRS ? BF16_ROWS : ROWS_BY_TILES;
-    int64_t height = PACKED_BYTES / (p.steps * p.step_bytes) / most * most;
+    const int64_t most = how == FLOATS ? ROWS : how == PAIRS ? BF16_ROWS : how == QUADS ? QUAD_ROWS : ROWS_BY_TILES;
+    const int64_t whole = c->bits ? c->k / c->group * 8 : 0; /* bytes of a row's factors */
+    p.steps = how == FLOATS ? c->k : how == QUADS ? c->k * c->bits / 32 : c->bits ? c->k / 4 : (c->k + 1) / 2;
+    p.row_bytes = how == QUADS        ? c->k / 4 * (int64_t)sizeof(quad) + whole
+                  : how == BYTE_TILES ? c->k + whole
+                  : how == PAIRS      ? p.steps * (int64_t)sizeof(pair)
+                                      : p.steps * 4; /* in tiles a pair takes as much as a float */
+    int64_t height = PACKED_BYTES / p.row_bytes / most * most;
     if (height < most) height = most;
     p.blocks = (c->rows + height - 1) / height;
     p.block_rows = (c->rows + p.blocks - 1) / p.blocks;
     const int64_t tiles = (p.block_rows + most - 1) / most;
-    p.tile = how == TILES ? most : (p.block_rows + tiles - 1) / tiles;
-    if (how == TILES) p.block_rows = tiles * most; /* whole tiles but for the last rows of all */
+    const int whole_tiles = how == TILES || how == BYTE_TILES;
+    p.tile = whole_tiles ? most : (p.block_rows + tiles - 1) / tiles;
+    if (whole_tiles) p.block_rows = tiles * most; /* but for the last rows of all */
     return p;
+}
+
+INLINE int64_t bytes_of_panel(const int how, const cv_linear *c) {
+    if (c->bits) return c->k / c->group * group_bytes(c);
+    return (how == FLOATS ? c->packed_k : (c->packed_k + 1) / 2) * CV_PANEL * 4;
+}
+
+/* Lays the rows from `first` to `end` of x into `a`, tile by tile. `spare` holds k bytes. */
+INLINE void pack_block(const int how, const int bf16, const cv_linear *c, const plan *p, int64_t first, int64_t end,
+                       char *spare, char *a) {
+    for (int64_t r = first; r < end; r += p->tile, a += p->tile * p->row_bytes) {
+        const int m = (int)(end - r < p->tile ? end - r : p->tile);
+        const void *x = at(bf16, c->x, r * c->x_stride);
+        if (how == TILES) tiles_pack(x, c->x_stride, m, c->k, a);
+        else if (how == FLOATS || how == PAIRS) pack_rows(bf16, x, c->x_stride, m, c->k, a);
+        else pack_rounded(how, bf16, c, x, m, spare, a);
+    }
+}
+
+/* sums[m, CV_PANEL] of packed rows and the panel at b, of which `unpacked` are the numbers of 4 bits. */
+INLINE void compute_tile(const int how, const int bf16, const cv_linear *c, const plan *p, int m, const char *rows,
+                         const char *b, const char *unpacked, const ahead *next, float *sums) {
+    if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, sums);
+    else if (how == QUADS) quad_sums(m, rows, c, b, next, sums);
+    else if (how == BYTE_TILES)
+        byte_tiles_sums(m, rows, factors_at((char *)rows + ROWS_BY_TILES * c->k, c->k / c->group, ROWS_BY_TILES), c, b,
+                        unpacked, next->from, next->rate * TILE_K / 2, sums);
+    else tile_sums(bf16, m, rows, b, p->steps, next, sums);
 }
 
 /* One thread's part of the product. Panels are shared out in chunks, enough to balance threads, few enough to reuse
  * packed rows. */
-INLINE void share(const int how, const cv_linear *c) {
+INLINE void share(const int how, const int bf16, const cv_linear *c) {
     static __thread void *memory;
     static __thread size_t held;
-    const int bf16 = how != FLOATS;
     const plan p = plan_rows(how, c);
-    const int64_t row_bytes = p.steps * p.step_bytes;
-    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL;
-    const int64_t panel_bytes = (how == FLOATS ? c->packed_k : (c->packed_k + 1) / 2) * CV_PANEL * 4;
+    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL, panel_bytes = bytes_of_panel(how, c);
     const int64_t threads = omp_get_num_threads();
     int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
     const int64_t chunks = (panels + chunk - 1) / chunk;
-    char *a = scratch_grow(&memory, &held, (size_t)(p.block_rows * row_bytes + VL * p.step_bytes));
+    const int unpacks = how == BYTE_TILES && c->bits == 4;
+    const int64_t unpacked_bytes = unpacks ? c->k * CV_PANEL : 0;
+    char *unpacked = scratch_grow(
+        &memory, &held, (size_t)(unpacked_bytes + p.block_rows * p.row_bytes + (int64_t)sizeof(pair) * VL + c->k));
+    char *a = unpacked + unpacked_bytes, *spare = a + p.block_rows * p.row_bytes;
     int64_t packed = -1;
     float sums[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
-    if (how == TILES) tiles_begin();
+    if (how == TILES || how == BYTE_TILES) tiles_begin();
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
         const int64_t block = unit / chunks, first = block * p.block_rows;
         const int64_t end = first + p.block_rows < c->rows ? first + p.block_rows : c->rows;
-        if (block != packed) {
-            for (int64_t r = first; r < end; r += p.tile) {
-                const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                const void *x = at(bf16, c->x, r * c->x_stride);
-                char *to = a + (r - first) * row_bytes;
-                if (how == TILES) tiles_pack(x, c->x_stride, m, c->k, to);
-                else pack_rows(bf16, x, c->x_stride, m, c->k, to);
-            }
-            packed = block;
-        }
+        if (block != packed) pack_block(how, bf16, c, &p, first, end, spare, a), packed = block;
         int64_t last = (unit % chunks + 1) * chunk;
         if (last > panels) last = panels;
         for (int64_t j = unit % chunks * chunk; j < last; j++) {
             const char *b = (const char *)c->weight + j * panel_bytes;
+            if (unpacks) unpack_panel(c, b, unpacked);
             /* After this panel comes the next one or, past a chunk for each other thread, the first of another. */
             int64_t then = j + 1 < last ? j + 1 : j + 1 + (threads - 1) * chunk;
             if (then >= panels) then = panels - 1;
-            const int64_t tiles = (end - first + p.tile - 1) / p.tile;
-            ahead next = {(const char *)c->weight + then * panel_bytes, (CV_PANEL * 4 + tiles - 1) / tiles};
+            const int64_t reads = (end - first + p.tile - 1) / p.tile * p.steps;
+            ahead next = {(const char *)c->weight + then * panel_bytes, (panel_bytes + reads - 1) / reads};
             for (int64_t r = first; r < end; r += p.tile) {
                 const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                const char *rows = a + (r - first) * row_bytes;
-                if (how == TILES) tiles_sums(m, rows, b, c->k, next.from, next.rate * TILE_K / 2, sums);
-                else tile_sums(bf16, m, rows, b, p.steps, &next, sums);
+                const char *rows = a + (r - first) * p.row_bytes;
+                compute_tile(how, bf16, c, &p, m, rows, b, unpacks ? unpacked : 0, &next, sums);
                 next.from += p.steps * next.rate;
                 store_tile(bf16, c, sums, r, m, j * CV_PANEL);
             }
         }
     }
-    if (how == TILES) tiles_end();
+    if (how == TILES || how == BYTE_TILES) tiles_end();
 }
 
 void CV_NAME(cv_linear)(const cv_linear *c) {
     if (c->rows == 0) return; /* a step that samples nothing has no rows for the output layer */
+    const int bf16 = c->dtype == CV_BFLOAT16;
 #pragma omp parallel
     { /* the compiler must know how within: it sees the region as a function of its own */
-        if (tiles_fit(c)) share(TILES, c);
-        else if (c->dtype == CV_BFLOAT16) share(PAIRS, c);
-        else share(FLOATS, c);
+        if (c->bits && byte_tiles_fit(c)) share(BYTE_TILES, bf16, c);
+        else if (c->bits) share(QUADS, bf16, c);
+        else if (tiles_fit(c)) share(TILES, 1, c);
+        else if (bf16) share(PAIRS, 1, c);
+        else share(FLOATS, 0, c);
     }
 }

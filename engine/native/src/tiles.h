@@ -45,11 +45,10 @@ INLINE void bring(const char *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += TILE_LINE) __builtin_prefetch(from + i, 0, 2);
 }
 
-/* Registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns. `both`, whether there is a second tile of rows, is a
- * constant. */
-INLINE void sums_of(const int both, const char *a, const char *b, int64_t steps, const char *next, int64_t rate,
-                    float *sums) {
-    const char *below = a + steps * TILE_BYTES;
+/* Registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns. `whole`, whether tiles hold 64 numbers of 8 bits, signed
+ * in rows and unsigned in columns, and `both`, whether there is a second tile of rows, are constants. */
+INLINE void sums_of(const int whole, const int both, const char *a, const char *below, const char *b, int64_t steps,
+                    const char *next, int64_t rate, void *sums) {
     _tile_zero(0);
     _tile_zero(1);
     if (both) {
@@ -61,27 +60,36 @@ INLINE void sums_of(const int both, const char *a, const char *b, int64_t steps,
         _tile_loadd(6, b + s * PANEL_STEP, PANEL_LINE);
         _tile_loadd(7, b + s * PANEL_STEP + TILE_LINE, PANEL_LINE);
         if (both) _tile_loadd(5, below + s * TILE_BYTES, TILE_LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (both) {
+        if (whole) {
+            _tile_dpbsud(0, 4, 6);
+            _tile_dpbsud(1, 4, 7);
+        } else {
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (both && whole) {
+            _tile_dpbsud(2, 5, 6);
+            _tile_dpbsud(3, 5, 7);
+        } else if (both) {
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
         bring(next + s * rate, rate);
     }
     _tile_stored(0, sums, PANEL_LINE);
-    _tile_stored(1, sums + TILE_ROWS, PANEL_LINE);
+    _tile_stored(1, (char *)sums + TILE_LINE, PANEL_LINE);
     if (both) {
-        _tile_stored(2, sums + TILE_ROWS * CV_PANEL, PANEL_LINE);
-        _tile_stored(3, sums + TILE_ROWS * CV_PANEL + TILE_ROWS, PANEL_LINE);
+        _tile_stored(2, (char *)sums + TILE_ROWS * PANEL_LINE, PANEL_LINE);
+        _tile_stored(3, (char *)sums + TILE_ROWS * PANEL_LINE + TILE_LINE, PANEL_LINE);
     }
 }
 
 /* sums[m, CV_PANEL] of m packed rows and a panel. In every step `rate` bytes of what comes next are brought nearer. A
  * row's sums are made in one order, whatever m is. */
 INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, float *sums) {
-    if (m > TILE_ROWS) sums_of(1, a, b, k / TILE_K, next, rate, sums);
-    else sums_of(0, a, b, k / TILE_K, next, rate, sums);
+    const char *below = a + k / TILE_K * TILE_BYTES;
+    if (m > TILE_ROWS) sums_of(0, 1, a, below, b, k / TILE_K, next, rate, sums);
+    else sums_of(0, 0, a, below, b, k / TILE_K, next, rate, sums);
 }
 #else
 INLINE int tiles_fit(const cv_linear *c) { return (void)c, 0; }

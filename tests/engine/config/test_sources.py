@@ -39,7 +39,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "model": "/m", "served_model_name": "s", "adapters": (("a", "/a"), ("b.c", "/b=d")), "task": "custom",
         "model_class": "a.b:C",
-        "device": "auto", "dtype": "bfloat16",
+        "device": "auto", "dtype": "bfloat16", "quantization": "int4",
         "max_model_len": 99, "sampling_defaults": "openai", "tool_parser": "mistral",
         "reasoning_parser": "think",
         "batching_mode": "static", "max_num_seqs": 3, "batching_window_seconds": 0.5, "batching_eager": True,

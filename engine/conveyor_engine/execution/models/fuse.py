@@ -17,6 +17,7 @@ from conveyor_engine.execution.models.recognise import attention_of, is_hooked, 
 from conveyor_engine.execution.models.state_mixers import mixer_of
 from conveyor_engine.execution.models.trial import Calls, observe_calls
 
+After = Callable[[nn.Module], None] | None
 Kinds = tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...]
 _KINDS: Kinds = (  # the largest first
     ("layers", layer_of),
@@ -28,27 +29,31 @@ _KINDS: Kinds = (  # the largest first
 )
 
 
-def fuse_model(model: PreTrainedModel, *, whole_layers: bool = True) -> dict[str, int]:
+def fuse_model(model: PreTrainedModel, *, whole_layers: bool = True, after: After = None) -> dict[str, int]:
     """Replace all modules that are recognised. Return how many of each kind were replaced, for the log.
 
-    Without `whole_layers`, only parts of decoder layers are replaced. Each original is freed before the next module is
-    replaced, so fusing needs memory for only one more layer. Raises the device's errors, for example if that memory is
-    missing. The model is then partly replaced and must not be used.
+    Without `whole_layers`, only parts of decoder layers are replaced. after: called with each of our modules when it is
+    in its place. Each original is freed before the next module is replaced, so fusing needs memory for only one more
+    layer. Raises the device's errors, for example if that memory is missing. The model is then partly replaced and must
+    not be used.
     """
     done: Counter[str] = Counter()
     with torch.inference_mode():
-        _fuse_parts(model, observe_calls(model), _KINDS if whole_layers else _KINDS[1:], done)
+        _fuse_parts(model, observe_calls(model), _KINDS if whole_layers else _KINDS[1:], done, after)
     return dict(done)
 
 
-def _fuse_parts(parent: nn.Module, calls: Calls, kinds: Kinds, done: Counter[str]) -> None:
+def _fuse_parts(parent: nn.Module, calls: Calls, kinds: Kinds, done: Counter[str], after: After) -> None:
     for name in [name for name, _ in parent.named_children()]:  # a list of the modules would keep the originals alive
         part = parent.get_submodule(name)
         kind, ours = _replacement(part, calls, kinds)
         if ours is None:
-            _fuse_parts(part, calls, kinds, done)
+            _fuse_parts(part, calls, kinds, done, after)
         else:
             setattr(parent, name, ours)
+            del part
+            if after is not None:
+                after(ours)
             done[kind] += 1
 
 

@@ -1,7 +1,7 @@
 """Builds the module for a projection. Only this file decides which kernel multiplies which weights.
 
 The module has the attributes of torch's Linear: `in_features`, `out_features`, `weight` (the plain matrix), `bias`.
-`adapt` wraps the module that `build_linear` returns, to add adapters.
+`quantize` rounds the weights of the module that `build_linear` returns, and `adapt` wraps it, to add adapters.
 """
 
 from collections.abc import Sequence

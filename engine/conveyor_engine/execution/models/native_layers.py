@@ -43,7 +43,15 @@ class NativeDecoderLayer(DecoderLayer):
             spec.sinks,
         )
         self.layer = native.Layer(parts, heads)
+        self._of_heads = heads
         self._adapters: Adapters | None = None
+
+    def take_weights(self) -> None:
+        """Compute with the weights that the layer's linear layers have now."""
+        norms = LayerNorms(self.before_attention, self.before_mlp)
+        parts = find_parts(norms, self.self_attn, self.mlp)
+        assert parts is not None
+        self.layer = native.Layer(parts, self._of_heads)
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Compute the adapters that the layer's linear layers have got."""

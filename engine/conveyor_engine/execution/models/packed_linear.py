@@ -36,10 +36,13 @@ class NativeLinear(PackedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.packed = native.pack_linear(weight)
+        self.packed: native.Packed = native.pack_linear(weight)
+        self._dtype = weight.dtype
 
     @property
     def weight(self) -> torch.Tensor:
+        if isinstance(self.packed, native.PackedIntegers):
+            return native.unpack_integers(self.packed).to(self._dtype)
         return native.unpack_linear(self.packed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

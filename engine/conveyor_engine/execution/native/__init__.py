@@ -24,7 +24,16 @@ from conveyor_engine.execution.native.library import (
     use_isa,
     why_missing,
 )
-from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
+from conveyor_engine.execution.native.packed import (
+    PANEL,
+    Packed,
+    PackedIntegers,
+    PackedWeight,
+    linear,
+    pack_linear,
+    unpack_integers,
+    unpack_linear,
+)
 from conveyor_engine.execution.native.paged import (
     BLOCK_SIZE,
     CacheStep,
@@ -48,6 +57,8 @@ __all__ = [
     "Layers",
     "NativeMissingError",
     "Norm",
+    "Packed",
+    "PackedIntegers",
     "PackedWeight",
     "Product",
     "add_adapters",
@@ -64,6 +75,7 @@ __all__ = [
     "silu_mul",
     "supports",
     "take_layer_seconds",
+    "unpack_integers",
     "unpack_linear",
     "use_isa",
     "why_missing",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution.native import library
-from conveyor_engine.execution.native.packed import PANEL, PackedWeight, pack_linear
+from conveyor_engine.execution.native.packed import PANEL, pack_linear
 
 _MANY = 32  # tokens
 
@@ -24,17 +24,10 @@ class AdapterWeights:
         down_packed = pack_linear(by_panel.reshape(-1, width))
         ups = [pack_linear(up.t().contiguous()) for _, up in slices]
         outputs = (ctypes.c_int64 * number)(*(of.start for of, _ in slices))
-        calls = (library.Linear * number)(*map(_product, ups))
+        calls = (library.Linear * number)(*(up.product(down.dtype) for up in ups))
         self._kept = (down_packed, ups, outputs, calls)  # the structure points to their memory
         self.in_features, self.dtype = width, down.dtype
-        self.call = library.Adapters(_product(down_packed), calls, ctypes.addressof(outputs), number)
-
-
-def _product(weight: PackedWeight) -> library.Linear:
-    return library.Linear(
-        weight=weight.data.data_ptr(), n=weight.out_features, k=weight.in_features, packed_k=weight.in_features,
-        dtype=library.DTYPES[weight.data.dtype],
-    )  # fmt: skip
+        self.call = library.Adapters(down_packed.product(down.dtype), calls, ctypes.addressof(outputs), number)
 
 
 class Columns:

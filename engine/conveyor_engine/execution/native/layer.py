@@ -13,7 +13,7 @@ import torch
 
 from conveyor_engine.execution.native import library
 from conveyor_engine.execution.native.adapters import AdapterWeights, Columns
-from conveyor_engine.execution.native.packed import PackedWeight
+from conveyor_engine.execution.native.packed import Packed
 from conveyor_engine.execution.native.paged import CacheStep
 
 SECONDS = ("linears", "norms", "rope", "activation", "kv_write", "attention")
@@ -32,7 +32,7 @@ class Norm:
 class Product:
     """A linear layer."""
 
-    weight: PackedWeight
+    weight: Packed
     bias: torch.Tensor | None
 
 
@@ -78,7 +78,8 @@ class Layer:
     def __init__(self, parts: LayerParts, of: Heads) -> None:
         self._sinks = None if of.sinks is None else of.sinks.float().contiguous()
         self._parts = parts  # kept alive, because the structures point to its memory
-        self._dtype = library.DTYPES[parts.before_attention.weight.dtype]
+        self._type = parts.before_attention.weight.dtype
+        self._dtype = library.DTYPES[self._type]
         self._heads = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
         query, key = parts.heads or (None, None)
         heads = library.Heads(
@@ -130,10 +131,9 @@ class Layer:
         )  # fmt: skip
 
     def _product(self, product: Product) -> library.Linear:
-        out, width = product.weight.out_features, product.weight.in_features
-        return library.Linear(
-            weight=product.weight.data.data_ptr(), bias=None if product.bias is None else product.bias.data_ptr(),
-            n=out, k=width, packed_k=width, x_stride=width, y_stride=out, dtype=self._dtype,
+        return product.weight.product(
+            self._type, bias=None if product.bias is None else product.bias.data_ptr(),
+            x_stride=product.weight.in_features, y_stride=product.weight.out_features,
         )  # fmt: skip
 
     def before_attention(

@@ -51,8 +51,8 @@ class KvWrite(ctypes.Structure):
 class Linear(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("x", "weight", "bias", "residual", "y")),
-        *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride")),
-        ("dtype", _I32),
+        *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride", "group")),
+        *((name, _I32) for name in ("dtype", "bits", "scale_dtype", "has_zeros")),
     )
 
 
@@ -234,7 +234,7 @@ def why_missing() -> str | None:
 
 
 def isa() -> str:
-    """Return the instruction set in use: generic, avx2, avx512, avx512bf16 or amx."""
+    """Return the instruction set in use: generic, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amx."""
     name: bytes = load().cv_isa()
     return name.decode()
 

@@ -116,15 +116,21 @@ static void move(const instruction *i, char *memory, int64_t stride) {
     }
 }
 
+/* Refuses tiles that a product of pairs or quads, each in 4 bytes, would not take. */
+static void check_shapes(const instruction *i, int to, int a, int b) {
+    const tiles *t = mine;
+    if (to == a || to == b || a == b) fail(i, "a product with a tile twice");
+    if (t->line_bytes[to] % 4 || t->line_bytes[a] % 4 || t->line_bytes[b] % 4) fail(i, "a product with half a pair");
+    if (t->rows[to] != t->rows[a] || t->line_bytes[to] != t->line_bytes[b] || t->line_bytes[a] / 4 != t->rows[b])
+        fail(i, "a product with shapes that do not fit");
+}
+
 /* TDPBF16PS: even and odd products are summed apart, then both added to the sum. Rounds to nearest even; what is
  * subnormal is zero, going in and coming out. */
 static void __attribute__((noinline)) multiply(const instruction *i) {
     const int to = usable(i, i->reg), a = usable(i, i->rm), b = usable(i, i->third);
     const tiles *t = mine;
-    if (to == a || to == b || a == b) fail(i, "TDPBF16PS with a tile twice");
-    if (t->line_bytes[to] % 4 || t->line_bytes[a] % 4 || t->line_bytes[b] % 4) fail(i, "TDPBF16PS with half a pair");
-    if (t->rows[to] != t->rows[a] || t->line_bytes[to] != t->line_bytes[b] || t->line_bytes[a] / 4 != t->rows[b])
-        fail(i, "TDPBF16PS with shapes that do not fit");
+    check_shapes(i, to, a, b);
     const __mmask16 columns = (__mmask16)((1u << t->line_bytes[to] / 4) - 1);
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     for (int row = 0; row < t->rows[to]; row++) {
@@ -144,6 +150,20 @@ static void __attribute__((noinline)) multiply(const instruction *i) {
     __atomic_add_fetch(&products, 1, __ATOMIC_RELAXED);
 }
 
+/* TDPBSUD: sums of four products of signed numbers in rows and unsigned ones in columns, in 32 bits. */
+static void multiply_bytes(const instruction *i) {
+    const int to = usable(i, i->reg), a = usable(i, i->rm), b = usable(i, i->third);
+    check_shapes(i, to, a, b);
+    for (int row = 0; row < mine->rows[to]; row++) {
+        const int8_t *left = (const int8_t *)mine->data[a][row];
+        uint32_t *sums = (uint32_t *)mine->data[to][row];
+        for (int k = 0; k < mine->rows[b] * 4; k++)
+            for (int column = 0; column < mine->line_bytes[to] / 4; column++)
+                sums[column] += (uint32_t)(left[k] * mine->data[b][k / 4][4 * column + k % 4]);
+    }
+    __atomic_add_fetch(&products, 1, __ATOMIC_RELAXED);
+}
+
 /* Gives the next instruction. */
 static const uint8_t *execute(const instruction *i) {
     const uint8_t *next = i->modrm + 1;
@@ -152,6 +172,7 @@ static const uint8_t *execute(const instruction *i) {
     const int of_memory = i->mod != 3;
     if (of_memory) next = read_address(i, &memory, &stride);
     if (i->opcode == 0x5c && i->prefix == XF3 && !of_memory) return multiply(i), next;
+    if (i->opcode == 0x5e && i->prefix == XF3 && !of_memory) return multiply_bytes(i), next;
     if (i->third) fail(i, "a third register where there is none");
     if (i->opcode == 0x49 && i->prefix == NONE && of_memory && !i->reg) return configure(i, memory + stride), next;
     if (i->opcode == 0x49 && i->prefix == NONE && *i->modrm == 0xc0) return release(), next;
@@ -185,7 +206,7 @@ int emulate_amx(void) {
     messages = dup(STDERR_FILENO);
     return sigaction(SIGILL, &action, 0);
 }
-/* TDPBF16PS since then, in all threads. */
+/* Products of tiles since then, in all threads. */
 int64_t emulated_products(void) { return __atomic_load_n(&products, __ATOMIC_RELAXED); }
 /* Threads that have configured tiles and not released them. */
 int64_t threads_with_tiles(void) { return __atomic_load_n(&in_use, __ATOMIC_RELAXED); }

@@ -46,7 +46,7 @@ int main(int count, char **arguments) {
     dtype = strcmp(arguments[1], "float32") ? CV_BFLOAT16 : CV_FLOAT32;
     void *y = calloc(VALUES, 4), *packed = calloc(VALUES, 4), *x = fill(ROWS * 2 * K);
     cv_pack_linear(fill(N * K), packed, N, K, K, dtype);
-    cv_linear linear = {x, packed, fill(N), fill(ROWS * N), y, ROWS, N, K, K, K, N, dtype};
+    cv_linear linear = {x, packed, fill(N), fill(ROWS * N), y, ROWS, N, K, K, K, N, 0, dtype, 0, 0, 0};
     cv_run_linear(&linear);
     print("linear", y, ROWS * N);
     cv_rms_norm norm = {x, fill(K), y, ROWS, 1, K, K, K, dtype, 1e-5f, 1.0f};

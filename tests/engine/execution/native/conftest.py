@@ -7,7 +7,7 @@ import pytest
 from conveyor_engine.execution import native
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512bf16", "amx"])
+@pytest.fixture(params=["generic", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"])
 def isa(request: pytest.FixtureRequest) -> Iterator[None]:
     before = native.isa()
     if not native.use_isa(request.param):

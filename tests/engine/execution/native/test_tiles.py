@@ -21,11 +21,11 @@ def product(
 ) -> None:
     """Compute the product into y, as a layer does."""
     packed = native.pack_linear(weight)
-    pointers = (None if each is None else each.data_ptr() for each in (bias, residual))
-    call = library.Linear(
-        *(x.data_ptr(), packed.data.data_ptr(), *pointers, y.data_ptr()),
-        *(x.shape[0], *weight.shape, weight.shape[1], x.stride(0), y.stride(0), library.DTYPES[x.dtype]),
-    )
+    bias_at, residual_at = (None if each is None else each.data_ptr() for each in (bias, residual))
+    call = packed.product(
+        x.dtype, x=x.data_ptr(), bias=bias_at, residual=residual_at, y=y.data_ptr(), rows=x.shape[0],
+        x_stride=x.stride(0), y_stride=y.stride(0),
+    )  # fmt: skip
     library.load().cv_run_linear(call)
 
 

@@ -1,0 +1,84 @@
+"""Rounds the linear layers of a model to 8 or 4 bits while `fuse` replaces its modules. Used by `start`.
+
+`fuse` compares each module of our own with transformers' one while both have their weights in 16 bits. Then the weights
+are rounded, one module at a time, so that memory holds few weights in 16 bits beside those that are rounded. Only
+linear layers that the compiled kernels compute are rounded: embeddings, norms and biases keep their type.
+"""
+
+from typing import Final
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from conveyor_engine.config.engine_config import EngineConfig, Quantization
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
+from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
+from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.quantized.rounding import quantize
+from conveyor_engine.quantization import Declared
+
+_BITS: Final[dict[Quantization, int]] = {"int8": 8, "int4": 4}
+_HEAD_BITS: Final = 8  # errors of logits are not averaged by a later layer
+
+
+class Quantizer:
+    """Rounds modules as configured, and counts their linear layers. Called with each module of our own."""
+
+    def __init__(self, model: PreTrainedModel, quantization: Quantization) -> None:
+        self._model, self._bits = model, _BITS[quantization]
+        self.num_rounded = self.num_kept = self.num_bytes = 0
+
+    @property
+    def summary(self) -> str:
+        """Return what was done, for the log. kept: layers that no size of groups fits."""
+        return f"linears={self.num_rounded} kept={self.num_kept} mib={self.num_bytes / 2**20:.0f}"
+
+    def __call__(self, module: nn.Module) -> None:
+        head = self._model.get_output_embeddings()
+        for part in module.modules():
+            if isinstance(part, NativeLinear):
+                self._round(part, _HEAD_BITS if part is head else self._bits)
+        for part in module.modules():
+            if isinstance(part, NativeDecoderLayer):
+                part.take_weights()
+
+    def _round(self, linear: NativeLinear, bits: int) -> None:
+        assert isinstance(linear.packed, native.PackedWeight)
+        packed = quantize(linear.packed, bits)
+        if packed is None:
+            self.num_kept += 1
+        else:
+            linear.packed = packed
+            self.num_rounded += 1
+        self.num_bytes += linear.packed.data.nbytes
+
+
+def check_quantization(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, declared: Declared | None
+) -> None:
+    """Reject `quantization` for weights or devices without kernels. Raises ConfigError."""
+    if config.quantization is None:
+        return
+    setting = f"`quantization: {config.quantization}`"
+    if declared is not None:
+        raise ConfigError(
+            f"{setting} is set, but the model's weights are quantized already ({declared.name}); remove it"
+        )
+    if device.type != "cpu":
+        raise ConfigError(f"{setting} is for CPUs, and this engine runs on {device.type}; remove it")
+    if config.attention_backend == "torch" or linear_kind(LinearSpec(device.type, dtype)) != "native":
+        raise ConfigError(
+            f"{setting} needs the compiled kernels and a CPU with AVX2, and `attention_backend: auto`; remove it"
+        )
+
+
+def check_experts(model: PreTrainedModel, quantization: Quantization | None) -> None:
+    """Reject a mixture of experts, most of whose weights would keep 16 bits. Raises ConfigError."""
+    if quantization and any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
+        raise ConfigError(
+            f"`quantization: {quantization}` is set, but {type(model).__name__} is a mixture of experts, whose weights "
+            "keep 16 bits in this engine; remove it"
+        )

@@ -1,0 +1,192 @@
+/* Products with weights of 8 or 4 bits (conveyor_native.h has their layout). Rows are rounded to 8 bits by group of k,
+ * each group by its own largest number, so that an outlier makes only its own group coarse. The sum of a group is a
+ * whole number, exact on every instruction set; only what is added up over groups is rounded.
+ *
+ * Weights are unsigned and rows signed, as VPDPBUSD and TDPBSUD want them. What a zero point takes off is zero times the
+ * sum of the row's numbers, which is known before.
+ */
+#ifndef CONVEYOR_INTEGERS_H
+#define CONVEYOR_INTEGERS_H
+#include "kernels.h"
+#include "simd.h"
+#include "tiles.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+/* Four numbers of a row, which are broadcast. Without an instruction for four products they wait as 16 bits: the first
+ * and third, the second and fourth. */
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+typedef uint32_t quad;
+INLINE quad quad_make(const int8_t *n) { quad q; memcpy(&q, n, sizeof q); return q; }
+#else
+typedef struct { uint32_t even, odd; } quad;
+INLINE uint32_t two(int8_t lo, int8_t hi) { return (uint32_t)(uint16_t)lo | (uint32_t)(uint16_t)hi << 16; }
+INLINE quad quad_make(const int8_t *n) { return (quad){two(n[0], n[2]), two(n[1], n[3])}; }
+#endif
+
+/* acc + the four products of each lane. */
+INLINE vu vu_dot4(vu acc, quad a, vu b) {
+#if defined(__AVX512VNNI__)
+    return (vu)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)b, (__m512i)((vu){0} + a));
+#elif defined(__AVXVNNI__)
+    return (vu)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)b, (__m256i)((vu){0} + a));
+#else
+    const vu even = b & 0x00ff00ffu, odd = b >> 8 & 0x00ff00ffu;
+#if defined(__AVX512F__)
+    return acc + (vu)_mm512_madd_epi16((__m512i)even, (__m512i)((vu){0} + a.even))
+               + (vu)_mm512_madd_epi16((__m512i)odd, (__m512i)((vu){0} + a.odd));
+#elif defined(__AVX2__)
+    return acc + (vu)_mm256_madd_epi16((__m256i)even, (__m256i)((vu){0} + a.even))
+               + (vu)_mm256_madd_epi16((__m256i)odd, (__m256i)((vu){0} + a.odd));
+#else
+    return acc + (even & 0xffff) * (uint32_t)(int16_t)a.even + (even >> 16) * (uint32_t)((int32_t)a.even >> 16)
+               + (odd & 0xffff) * (uint32_t)(int16_t)a.odd + (odd >> 16) * (uint32_t)((int32_t)a.odd >> 16);
+#endif
+#endif
+}
+
+enum { LINE = CV_PANEL * 4 }; /* bytes of four k of a panel in 8 bits, or of eight in 4 bits */
+
+INLINE int64_t numbers_bytes(const cv_linear *c) { return c->group * 4 * c->bits; }
+INLINE int64_t group_bytes(const cv_linear *c) {
+    return numbers_bytes(c) + CV_PANEL * ((c->scale_dtype == CV_BFLOAT16 ? 2 : 4) + (c->has_zeros ? 2 : 0));
+}
+
+/* What a row keeps for each group: its scale and the sum of its numbers, of `height` rows side by side. */
+typedef struct { float *scales; int32_t *totals; int64_t height; } factors;
+INLINE factors factors_at(char *p, int64_t groups, int64_t height) {
+    return (factors){(float *)p, (int32_t *)p + groups * height, height};
+}
+
+/* numbers[k] of row `i`. A group with infinity or NaN has the scale NaN. */
+INLINE void round_row(const int bf16, const void *x, const cv_linear *c, int8_t *numbers, factors f, int64_t i) {
+    typedef int8_t vb __attribute__((vector_size(VL)));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    for (int64_t from = 0, g = 0; from < c->k; from += c->group, g++) {
+        vf most = {0}, broken = {0};
+        for (int64_t j = from; j < from + c->group; j += VL) {
+            const vf v = vf_get(bf16, x, j);
+            most = vf_max(most, (vf)((vu)v & 0x7fffffffu));
+            broken += v - v;
+        }
+        const float highest = vf_highest(most), inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
+        vi total = {0};
+        for (int64_t j = from; j < from + c->group; j += VL) {
+            const vi rounded = (vi)(vf_get(bf16, x, j) * inverse + magic) - (vi)vf_set(magic);
+            const vb narrow = __builtin_convertvector(rounded, vb);
+            memcpy(numbers + j, &narrow, sizeof narrow);
+            total += rounded;
+        }
+        int32_t sum = 0;
+        for (int l = 0; l < VL; l++) sum += total[l];
+        f.scales[g * f.height + i] = highest / 127.0f + vf_sum(broken);
+        f.totals[g * f.height + i] = sum;
+    }
+}
+
+/* sums[columns] += what the dots of a row and a group are worth; `tail` is what lies behind the group's numbers. */
+INLINE void add_group(const cv_linear *c, const char *tail, int64_t g, int column, factors f, int64_t i, vu dots,
+                      float *sums) {
+    const vf scale = vf_get(c->scale_dtype == CV_BFLOAT16, tail, column);
+    vi zeros = (vi){0} + (1 << (c->bits - 1));
+    if (c->has_zeros) {
+        vh stored;
+        memcpy(&stored, tail + CV_PANEL * (c->scale_dtype == CV_BFLOAT16 ? 2 : 4) + column * 2, sizeof stored);
+        zeros = (vi)__builtin_convertvector(stored, vu);
+    }
+    const vi sum = (vi)(dots - (vu)zeros * (uint32_t)f.totals[g * f.height + i]);
+    const vf before = g ? vf_load(sums) : (vf){0};
+    vf_store(sums, before + __builtin_convertvector(sum, vf) * (scale * f.scales[g * f.height + i]));
+}
+
+/* sums[m, VECS * VL] of m rows and some columns of a panel. */
+INLINE void quads_span(const int bits, const int m, const quad *a, factors f, const cv_linear *c, const char *panel,
+                       int column, const char *next, int64_t rate, float *sums) {
+    enum { VECS = 2 };
+    const int64_t lines = numbers_bytes(c) / LINE, bytes = group_bytes(c);
+    for (int64_t g = 0; g < c->k / c->group; g++, panel += bytes) {
+        vu acc[6][VECS];
+        for (int i = 0; i < m; i++)
+            for (int v = 0; v < VECS; v++) acc[i][v] = (vu){0};
+        for (int64_t line = 0; line < lines; line++, next += rate, a += bits == 4 ? 2 * m : m) {
+            __builtin_prefetch(next, 0, 2);
+            vu words[VECS];
+            for (int v = 0; v < VECS; v++) words[v] = vu_load(panel + line * LINE + (column + v * VL) * 4);
+            if (bits == 8) {
+                for (int i = 0; i < m; i++)
+                    for (int v = 0; v < VECS; v++) acc[i][v] = vu_dot4(acc[i][v], a[i], words[v]);
+            } else {
+                vu low[VECS], high[VECS];
+                for (int v = 0; v < VECS; v++) low[v] = words[v] & 0x0f0f0f0fu, high[v] = words[v] >> 4 & 0x0f0f0f0fu;
+                for (int i = 0; i < m; i++)
+                    for (int v = 0; v < VECS; v++)
+                        acc[i][v] = vu_dot4(vu_dot4(acc[i][v], a[i], low[v]), a[m + i], high[v]);
+            }
+        }
+        for (int i = 0; i < m; i++)
+            for (int v = 0; v < VECS; v++)
+                add_group(c, panel + numbers_bytes(c), g, column + v * VL, f, i, acc[i][v],
+                          sums + i * CV_PANEL + column + v * VL);
+    }
+}
+
+INLINE void quads_pack(const int8_t *numbers, int64_t k, int m, int i, quad *a) {
+    for (int64_t s = 0; s < k / 4; s++) a[s * m + i] = quad_make(numbers + 4 * s);
+}
+
+#if defined(__AMX_INT8__)
+enum { BYTES_K = 64 }; /* of a tile */
+enum { FEW_ROWS = 4 }; /* for which unpacking 4 bits for tiles takes longer than the products */
+
+INLINE int byte_tiles_fit(const cv_linear *c) { return c->group % BYTES_K == 0 && c->rows > FEW_ROWS; }
+
+/* Row i of packed numbers, as tiles_pack lays rows. */
+INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) {
+    char *line = a + i / TILE_ROWS * TILE_ROWS * k + i % TILE_ROWS * TILE_LINE;
+    for (int64_t j = 0; j < k; j += BYTES_K, line += TILE_BYTES) memcpy(line, numbers + j, TILE_LINE);
+    __asm__ volatile("" ::: "memory"); /* the compiler does not see that tiles are read from it */
+}
+
+/* to[k / 4, 32, 4]: a panel's numbers, each in 8 bits. */
+INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) {
+    for (int64_t g = 0; g < c->k / c->group; g++, panel += group_bytes(c))
+        for (int64_t line = 0; line < numbers_bytes(c) / LINE; line++, to += 2 * LINE)
+            for (int64_t i = 0; i < LINE; i += VL * 4) {
+                const vu words = vu_load(panel + line * LINE + i);
+                const vu low = words & 0x0f0f0f0fu, high = words >> 4 & 0x0f0f0f0fu;
+                memcpy(to + i, &low, sizeof low);
+                memcpy(to + LINE + i, &high, sizeof high);
+            }
+    __asm__ volatile("" ::: "memory");
+}
+
+/* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of 4 bits. */
+INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c, const char *panel,
+                            const char *unpacked, const char *next, int64_t rate, float *sums) {
+    const int64_t steps = c->group / BYTES_K, bytes = group_bytes(c);
+    const char *below = a + TILE_ROWS * c->k;
+    int32_t dots[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
+    for (int64_t g = 0; g < c->k / c->group; g++, panel += bytes) {
+        const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel;
+        const char *rows = a + g * steps * TILE_BYTES, *lower = below + g * steps * TILE_BYTES;
+        if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots);
+        else sums_of(1, 0, rows, lower, b, steps, next, rate, dots);
+        __asm__ volatile("" ::: "memory");
+        next += steps * rate;
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < CV_PANEL; j += VL)
+                add_group(c, panel + numbers_bytes(c), g, j, f, i, vu_load(dots + i * CV_PANEL + j),
+                          sums + i * CV_PANEL + j);
+    }
+}
+#else
+INLINE int byte_tiles_fit(const cv_linear *c) { return (void)c, 0; }
+INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) { (void)numbers, (void)k, (void)i, (void)a; }
+INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) { (void)c, (void)panel, (void)to; }
+INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c, const char *panel,
+                            const char *unpacked, const char *next, int64_t rate, float *sums) {
+    (void)m, (void)a, (void)f, (void)c, (void)panel, (void)unpacked, (void)next, (void)rate, (void)sums;
+}
+#endif
+#endif
