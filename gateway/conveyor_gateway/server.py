@@ -43,6 +43,7 @@ from conveyor_gateway.settings import Settings
 from conveyor_gateway.sources import ClusterSource, Source
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_http.serving_certificate import ServingCertificate
 from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ class Server:
             Deaths(),
         )
         self._open_requests = OpenRequests(parts)
+        folder = settings.tls_folder
+        self._certificate = None if folder is None else ServingCertificate(folder)
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
         admin = AdminApp(catalog, queues, self._readiness, metrics, ledger)
         self._admin = Listener(
@@ -125,7 +128,7 @@ class Server:
         )
         keep_alive_seconds = settings.keep_alive_seconds
         where = (settings.host, settings.port, max_connections)
-        return Listener(public.handle, *where, cors, clients.find_peer, keep_alive_seconds)
+        return Listener(public.handle, *where, cors, clients.find_peer, keep_alive_seconds, self._certificate)
 
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. `end_now` ends the draining."""
@@ -144,6 +147,8 @@ class Server:
                     tasks.create_task(self._freeze_listed()),
                     tasks.create_task(self._doubtful.look_for_ever()),
                 ]
+                if self._certificate is not None:
+                    background.append(tasks.create_task(self._certificate.follow()))
                 await stop.wait()
                 await self._drain(end_now)
                 for task in background:
@@ -180,7 +185,8 @@ class Server:
                 logger.warning("event=public_port answers=%s", str(answers).lower())
             self._readiness.answers_clients = answers
 
-        await check_for_ever(self._public.port, self._settings.host, set_answers)
+        serves_tls = self._certificate is not None
+        await check_for_ever(self._public.port, self._settings.host, set_answers, serves_tls=serves_tls)
 
     async def _log_staleness(self) -> None:
         while True:

@@ -5,6 +5,7 @@ Settings of one service (queue limit, timeouts) are not here, but in its Inferen
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
@@ -17,6 +18,7 @@ from conveyor_process.kinds import (
     NAMESPACES,
     NETWORKS,
     ORIGINS,
+    PATH,
     PORT,
     TEXT,
     Network,
@@ -25,7 +27,7 @@ from conveyor_process.kinds import (
     whole_number,
 )
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Program, setting
+from conveyor_process.settings import Program, optional, setting
 
 RootModels = Literal["Listed", "All"]
 
@@ -38,6 +40,12 @@ class Settings:
 
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free port", PORT)
+    tls_folder: Path | None = setting(
+        None,
+        "folder with `tls.crt` and `tls.key`, such as a mounted Secret. The port of the API then serves TLS, and loads "
+        "new files within seconds. The admin port stays plain. Default: no TLS",
+        optional(PATH),
+    )
     admin_host: str = setting("", "address of the admin port; empty: `host`", TEXT)
     admin_port: int = setting(
         GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /metrics, /healthz and /readyz", PORT

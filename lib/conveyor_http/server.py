@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from conveyor_http.connection import Connection, Port
+from conveyor_http.serving_certificate import HANDSHAKE_SECONDS, ServingCertificate
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import MAX_WAITING, Acceptor, listen, name_peer
 
@@ -96,8 +97,16 @@ def find_peer(host: str) -> Peer:
     return Peer(name_peer(host))
 
 
-def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[[str], Peer] = find_peer) -> Acceptor:
+def open_port(
+    runner: web.BaseRunner,
+    host: str,
+    port: int,
+    find_peer: Callable[[str], Peer] = find_peer,
+    certificate: ServingCertificate | None = None,
+) -> Acceptor:
     """Listen for a runner that is set up. An empty `host` means all addresses; port 0 means any free port.
+
+    With a certificate, the port serves TLS.
 
     As many new connections may wait for their turn as the port may have connections, but at most MAX_WAITING.
     """
@@ -106,4 +115,7 @@ def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[
     if not isinstance(server, Server):
         return Acceptor(listen(host, port), server, find_peer)
     max_waiting = min(server.max_connections, MAX_WAITING)
-    return Acceptor(listen(host, port), server, find_peer, server.full_answer, max_waiting)
+    if certificate is None:
+        return Acceptor(listen(host, port), server, find_peer, server.full_answer, max_waiting)
+    tls: dict[str, Any] = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+    return Acceptor(listen(host, port), server, find_peer, max_waiting=max_waiting, **tls)

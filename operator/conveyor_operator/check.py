@@ -6,6 +6,7 @@ calls `/health` of the gateway.
 
 import argparse
 import asyncio
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,7 @@ _PAUSE_SECONDS = 2.0
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conveyor_operator check", allow_abbrev=False, description=__doc__)
     parser.add_argument("--gateway-url", required=True, help="base URL of the gateway")
+    parser.add_argument("--gateway-authorities", help="PEM file that verifies the gateway (default: the system's)")
     parser.add_argument(
         "--metrics-api",
         choices=["true", "false"],
@@ -80,15 +82,16 @@ async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[st
             )
     except ApiError as error:
         yield f"the API server, or an aggregated API behind it, responds {error.status}: {error.message}"
-    if fault := await _query_gateway(given.gateway_url):
+    if fault := await _query_gateway(given.gateway_url, given.gateway_authorities):
         yield f"the gateway at {given.gateway_url}: {fault}"
 
 
-async def _query_gateway(url: str) -> str:
+async def _query_gateway(url: str, authorities: str | None) -> str:
     """Return why the gateway's health check fails; empty if it succeeds."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as answer:
+        tls = ssl.create_default_context(cafile=authorities)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health", ssl=tls) as answer:
             return "" if answer.status == 200 else f"{answer.status} {(await answer.text())[:500]}"
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return f"{type(error).__name__}: {error}"

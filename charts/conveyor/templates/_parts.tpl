@@ -232,3 +232,10 @@ spec:
   selector:
     matchLabels: {{- include "conveyor.selector" . | nindent 6 }}
 {{- end }}
+
+{{- /* The gateway's URL in the cluster if it serves TLS, otherwise nothing. */}}
+{{- define "conveyor.httpsUrl" -}}
+{{- if .Values.gateway.tls.secretName -}}
+https://conveyor-gateway.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
+{{- end -}}
+{{- end -}}

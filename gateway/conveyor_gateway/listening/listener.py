@@ -21,6 +21,7 @@ from conveyor_gateway.responses import build_error, find_request_id
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_http.framing import UnknownCoding
 from conveyor_http.server import Server, find_peer, open_port
+from conveyor_http.serving_certificate import ServingCertificate
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import close_port
 
@@ -104,7 +105,10 @@ class Listener:
         cors: Cors = NOBODY,
         find_peer: Callable[[str], Peer] = find_peer,
         keep_alive_seconds: float = 75.0,
+        certificate: ServingCertificate | None = None,
     ) -> None:
+        """certificate: with it, the port serves TLS."""
+        self._certificate = certificate
         self._handler = handler
         self._find_peer = find_peer
         self._cors = cors
@@ -125,7 +129,8 @@ class Listener:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._accepting = open_port(self._runner, self._host, self._requested_port, self._find_peer)
+        where = (self._host, self._requested_port)
+        self._accepting = open_port(self._runner, *where, self._find_peer, self._certificate)
         self.port = self._accepting.port
 
     async def stop_accepting(self) -> None:

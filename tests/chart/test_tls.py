@@ -1,0 +1,39 @@
+"""Tests the chart with a gateway that serves TLS."""
+
+from tests.chart.installation import CHART, find, helm, render
+
+SECRET = "gateway.tls.secretName=gateway-tls"
+URL = "https://conveyor-gateway.conveyor-system.svc.cluster.local"
+
+
+def test_the_gateway_serves_with_the_secret_on_the_port_of_https() -> None:
+    objects = render(SECRET)
+    pod = find(objects, "Deployment", "conveyor-gateway")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--tls-folder=/etc/conveyor/tls" in container["args"]
+    assert {"name": "tls", "mountPath": "/etc/conveyor/tls", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "tls", "secret": {"secretName": "gateway-tls"}} in pod["volumes"]
+    assert container["readinessProbe"]["httpGet"]["port"] == "admin"  # which stays plain HTTP
+    (port,) = find(objects, "Service", "conveyor-gateway")["spec"]["ports"]
+    assert port == {"name": "https", "port": 443, "targetPort": "http"}
+
+
+def test_statuses_and_the_test_of_the_release_have_its_url() -> None:
+    objects = render(SECRET)
+    (operator,) = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]["spec"]["containers"]
+    assert f"--gateway-url={URL}" in operator["args"]
+    test = find(objects, "Pod", "conveyor-test")["spec"]
+    args = test["containers"][0]["args"]
+    assert {f"--gateway-url={URL}", "--gateway-authorities=/etc/conveyor/tls/ca.crt"} <= set(args)
+    items = [{"key": "ca.crt", "path": "ca.crt"}]  # it needs no private key
+    assert {"name": "tls", "secret": {"secretName": "gateway-tls", "items": items}} in test["volumes"]
+
+
+def test_a_url_for_clients_takes_precedence() -> None:
+    objects = render(SECRET, "gateway.url=https://inference.example.com")
+    (operator,) = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]["spec"]["containers"]
+    assert "--gateway-url=https://inference.example.com" in operator["args"]
+
+
+def test_without_the_secret_nothing_is_about_tls() -> None:
+    assert "tls" not in helm("template", "conveyor", CHART, "--show-only=templates/gateway/deployment.yaml")
