@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from conveyor_api.names import DEMAND_PATH, GATEWAY_ADMIN_PORT
 from e2e import kube
 from e2e.gateway import service_url
 from e2e.load import running_load
 from e2e.services import service
 
 BODY = {"model": "door", "max_tokens": 60, "min_tokens": 30, "temperature": 0.8}
-CLIENTS = 12  # enough that both gateways surely have some
+CLIENTS = 12
+IN_SYSTEM = ("-n", kube.SYSTEM_NAMESPACE)
 
 
 @pytest.mark.alone
@@ -23,11 +25,11 @@ async def test_one_gateway_killed_fails_at_most_its_own_requests(namespace: str)
     gateways = kube.wait_until("two gateways", find_two_gateways)
     url = service_url("door", namespace)
     async with running_load(url, BODY, concurrency=CLIENTS) as load:
-        await asyncio.to_thread(kube.wait_until, "the load is seen", lambda: read_in_flight(namespace))
+        names = [pod["metadata"]["name"] for pod in gateways]
+        for name in names:  # otherwise the one that stays may have no request yet, and 0 would be right
+            await asyncio.to_thread(kube.wait_until, f"requests at {name}", lambda name=name: count(name, namespace))
         reading = asyncio.create_task(asyncio.to_thread(read_for, 15, namespace))
-        kube.kubectl(
-            "delete", "pod", gateways[0]["metadata"]["name"], "-n", kube.SYSTEM_NAMESPACE, "--grace-period=0", "--force"
-        )
+        await asyncio.to_thread(kube.kubectl, "delete", "pod", names[0], *IN_SYSTEM, "--grace-period=0", "--force")
         values = await reading
         settled = len(load.answers)
         await asyncio.to_thread(kube.wait_until, "more answers", lambda: len(load.answers) > settled + CLIENTS, 60)
@@ -40,10 +42,22 @@ async def test_one_gateway_killed_fails_at_most_its_own_requests(namespace: str)
 
 
 def find_two_gateways() -> list[dict[str, Any]] | None:
-    """Return the gateways that are not being deleted, if there are two. An earlier story may have restarted them."""
+    """Return the gateways that are not being deleted, if two are ready. An earlier story may have restarted them."""
     pods = kube.list_("pods", kube.SYSTEM_NAMESPACE, "app.kubernetes.io/name=conveyor-gateway")
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return staying if len(staying) == 2 else None
+    return staying if len(staying) == 2 and all(map(is_ready, staying)) else None
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True"
+
+
+def count(gateway: str, namespace: str) -> int:
+    """Return how many requests the gateway holds for the service."""
+    path = f"/api/v1/namespaces/{kube.SYSTEM_NAMESPACE}/pods/{gateway}:{GATEWAY_ADMIN_PORT}/proxy{DEMAND_PATH}"
+    demand = json.loads(kube.kubectl("get", "--raw", path))
+    return int(demand["services"][f"{namespace}/door"]["in_flight"])
 
 
 def read_for(seconds: float, namespace: str) -> list[float | None]:

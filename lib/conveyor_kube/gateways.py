@@ -5,10 +5,13 @@ reads a page that any single gateway can return (`/start`). When all gateways ar
 request is left out. If any other gateway does not respond, the result is unknown.
 """
 
+import asyncio
 import errno
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import aiohttp
@@ -88,16 +91,21 @@ async def read_page(
 ) -> bytes | None:
     """Return the gateway's page, or None if the gateway cannot hold a request. Raises GatewayUnreadable."""
     url = gateway.url(path)
-    # Packets to a lost node are dropped. A live gateway accepts a connection quickly, even if it is busy.
-    limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
+    # Packets to a lost node are dropped. A live gateway accepts a connection quickly, even if it is busy. This process
+    # may have been busy too, and then a timeout says nothing about the gateway, so there is a second attempt.
+    limits = aiohttp.ClientTimeout(sock_connect=timeout_seconds / 3)
+    get = partial(session.get, url, params=query, timeout=limits, allow_redirects=False)
     try:
-        async with session.get(url, params=query, timeout=limits, allow_redirects=False) as response:
-            body = bytes(await read_answer(response.content, max_bytes))
-        if response.status == 200:
+        async with asyncio.timeout(timeout_seconds):
+            try:
+                status, body = await _read(get, max_bytes)
+            except aiohttp.ConnectionTimeoutError:
+                status, body = await _read(get, max_bytes)
+        if status == 200:
             return body
-        if _says_not_synced(response.status, body):
+        if _says_not_synced(status, body):
             return None
-        raise GatewayUnreadable(f"{url} answers {response.status}: {body[:200]!r}")
+        raise GatewayUnreadable(f"{url} answers {status}: {body[:200]!r}")
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         # The connection failed, and Kubernetes reports this process as not ready: it has not started, has ended, or its
         # node is lost. One such process must not stop the scaling of all services.
@@ -108,6 +116,13 @@ async def read_page(
         raise GatewayUnreadable(f"{url} does not answer within {timeout_seconds} s") from error
     except (AnswerTooLong, aiohttp.ClientError) as error:
         raise GatewayUnreadable(f"{url}: {error}") from error
+
+
+async def _read(
+    get: Callable[[], AbstractAsyncContextManager[aiohttp.ClientResponse]], max_bytes: int
+) -> tuple[int, bytes]:
+    async with get() as response:
+        return response.status, bytes(await read_answer(response.content, max_bytes))
 
 
 def _is_nobody_there(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> bool:

@@ -1,11 +1,13 @@
 """Tests the sum over the gateways. It needs a current report of each gateway; otherwise there is no value."""
 
+import asyncio
 import contextlib
 import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -208,6 +210,23 @@ async def test_a_gateway_that_is_not_there_and_not_serving_holds_nothing(
     with absent() as (host, port):
         source.gateways = (begun, Gateway(host, port, serving=False))
         assert (await source.read_demand("default/qwen")).in_flight == 3
+
+
+@SOON
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_a_metrics_server_that_is_late_itself_does_not_take_a_draining_gateway_for_absent(
+    start: Start, source: GatewaySource, turns: int
+) -> None:
+    new, draining = [await start(lambda count=count: web.json_response(build_demand(count, 0))) for count in (0, 4)]
+    source.gateways = (new,)
+    assert (await source.read_demand("default/qwen")).in_flight == 0, "there is a connection to this one"
+    source.gateways = (new, replace(draining, serving=False))
+    reading = asyncio.create_task(source.read_demand("default/qwen"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    time.sleep(0.6)  # noqa: ASYNC251  the processor was busy elsewhere while the connections were made
+    with contextlib.suppress(NotKnown):
+        assert (await reading).in_flight == 4
 
 
 async def test_a_gateway_that_has_never_synced_holds_nothing(start: Start, source: GatewaySource) -> None:
