@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 ARCHITECTURES = {
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "granite": MODEL_ARCH.GRANITE,
     "llama": MODEL_ARCH.LLAMA,
@@ -25,7 +26,8 @@ ARCHITECTURES = {
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
 }
-NAMES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}  # where GGUF's is another
+# Where GGUF's name is another.
+NAMES = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}
 BLOCK = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}  # which the package does not write
 
 
@@ -71,13 +73,14 @@ def write_numbers(writer: GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    if config.model_type != "gemma4_text":
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope.get("rope_type") in ("linear", "yarn"):
@@ -90,6 +93,8 @@ def write_numbers(writer: GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gemma4_text":
+        write_numbers_of_gemma4(writer, config)
     if config.model_type == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -99,6 +104,34 @@ def write_numbers(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+
+
+def write_numbers_of_gemma4(writer: GGUFWriter, config: Any) -> None:
+    local = [each == "sliding_attention" for each in config.layer_types]
+    layers = [config.per_layer_config[number] for number in range(config.num_hidden_layers)]
+    writer.add_sliding_window_pattern(local)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_head_count_kv([each.num_key_value_heads for each in layers])
+    first_shared = len(layers) - config.num_kv_shared_layers
+    doubled = range(first_shared, len(layers)) if config.use_double_wide_mlp else ()
+    writer.add_feed_forward_length([config.intermediate_size * (1 + (i in doubled)) for i in range(len(layers))])
+    head_dim = layers[local.index(False)].head_dim
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_key_length_swa(layers[local.index(True)].head_dim)
+    writer.add_value_length_swa(layers[local.index(True)].head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    rotated = int(head_dim * config.rope_parameters["full_attention"]["partial_rotary_factor"] / 2)
+    factors = np.array([1.0] * rotated + [1e30] * (head_dim // 2 - rotated), dtype=np.float32)
+    write_tensor(writer, "rope_freqs.weight", factors, "F32")
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def write_weights(writer: GGUFWriter, model: PreTrainedModel, kind: str) -> dict[str, torch.Tensor]:
@@ -112,8 +145,9 @@ def write_weights(writer: GGUFWriter, model: PreTrainedModel, kind: str) -> dict
             if part:
                 end = "bias" if name.endswith("bias") else "weight"
                 found = f"blk.{name.split('.')[2]}.ffn_{part}_exps.{end}"
-            assert found is not None, name
-            found += ".weight" if name.endswith("sinks") else ""
+            found = found or OWN_NAMES.get(".".join(name.split(".")[3:]), "").format(name.split(".")[2])
+            assert found, name
+            found += ".weight" if name.endswith(("sinks", "scalar")) else ""
             changed = change(config, name, values)
             read = write_tensor(writer, found, changed.float().numpy(), kind if changed.dim() > 1 else "F32")
             written.append(change(config, name, torch.from_numpy(read.copy()), back=True))
@@ -129,6 +163,8 @@ def split_experts(config: Any, name: str, tensor: torch.Tensor) -> dict[str, tor
     is_gpt_oss = config.model_type == "gpt_oss"
     if "experts.gate_up_proj" not in name and "experts.down_proj" not in name:
         return {"": tensor}
+    if config.model_type == "gemma4_text":
+        return {"gate_up" if "gate_up" in name else "down": tensor}
     if is_gpt_oss and tensor.dim() == 3:
         tensor = tensor.transpose(1, 2)
     if "down_proj" in name:
@@ -144,6 +180,10 @@ def join_experts(config: Any, name: str, parts: Sequence[torch.Tensor]) -> torch
     return joined.transpose(1, 2) if joined.dim() == 3 else joined
 
 
+OWN_NAMES = {  # which llama.cpp's converter writes without the table of the package
+    "router.scale": "blk.{}.ffn_gate_inp.scale",
+    "router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
+}
 FILE_TYPES = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M", "Q5_K": "MOSTLY_Q5_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}
 
 
@@ -153,10 +193,12 @@ def is_tied(model: PreTrainedModel, name: str) -> bool:
 
 def change(config: Any, name: str, tensor: torch.Tensor, back: bool = False) -> torch.Tensor:
     """Return the tensor as llama.cpp stores it, or what that stands for."""
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    if config.model_type in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor - 1 if back else tensor + 1
+    if config.model_type not in ("granite", "llama"):
+        return tensor
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if config.model_type not in ("granite", "llama") or heads is None:
+    if heads is None:
         return tensor
     halves = (heads, -1, 2, *tensor.shape[1:]) if back else (heads, 2, -1, *tensor.shape[1:])
     return tensor.reshape(halves).swapaxes(1, 2).reshape(tensor.shape)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.gguf import config
+from conveyor_engine.gguf import config, numbers
 from conveyor_engine.gguf import unpack as unpacking
 from conveyor_engine.gguf.files import choose_files, find_files
 from conveyor_engine.gguf.header import Header, read_header
@@ -221,7 +221,7 @@ def write_values(path: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"architecture": "rwkv7"}, "has the architecture 'rwkv7'; this engine reads gemma2, gemma3, gpt-oss, granite"),
+        ({"architecture": "rwkv7"}, "has the architecture 'rwkv7'; this engine reads gemma2, gemma3, gemma4"),
         ({"architecture": "qwen35"}, "the GGUF file's metadata is not that of qwen35"),
         ({}, "the GGUF file's llama.feed_forward_length is None, not one int"),
         ({"llama.feed_forward_length": [1, 2]}, r"feed_forward_length is \[1, 2\], not one int"),
@@ -244,7 +244,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("factor", "kind"), [(4.0, "linear"), (1.0, "default")])
 def test_positions_are_scaled_linearly_if_a_factor_has_no_type(key: str, factor: float, kind: str) -> None:
     header = Header({"general.architecture": "llama", f"llama.rope.{key}": factor}, {})
-    assert config._read_rope(header)["rope_type"] == kind
+    assert numbers.read_rope(header)["rope_type"] == kind
 
 
 @pytest.mark.parametrize("token", [-1, 2, 2**32 - 1, True, [1], "1"])

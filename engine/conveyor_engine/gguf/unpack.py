@@ -97,6 +97,8 @@ def _read_settings(header: Header, found: Mapping[str, Any], tokens: Sequence[st
     settings = dict(found)
     if header.metadata.get("tokenizer.ggml.model") == "llama":
         settings.setdefault("add_bos_token", True)  # llama.cpp adds it unless the file says otherwise
+    elif header.metadata.get("tokenizer.ggml.model") == "gemma4":
+        settings["add_bos_token"] = False  # its template writes the token, and the original tokenizer adds none
     for name, key in _SPECIAL.items():
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(token) is int and 0 <= token < len(tokens):

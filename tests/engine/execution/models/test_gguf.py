@@ -29,6 +29,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "layer_types": None},
+    "gemma4_text": {  # as E2B and E4B
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 199,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
     "gpt_oss": {
         "head_dim": 16,
         "layer_types": None,
@@ -50,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 SLOW = [pytest.mark.slow]
-LACKING = ("gpt_oss", "granite")  # which transformers' own load does not read
+LACKING = ("gemma4_text", "gpt_oss", "granite")  # which transformers' own load does not read
 
 
 def save(kind: str, folder: Path, stored: str, **changes: Any) -> tuple[Path, PreTrainedModel]:
@@ -96,6 +106,7 @@ def test_a_model_in_a_gguf_file_generates_the_tokens_of_transformers_own_load(tm
 @pytest.mark.parametrize(
     ("kind", "stored"),
     [
+        ("gemma4_text", "Q8_0"),
         ("gpt_oss", "MXFP4"),
         ("granite", "Q8_0"),
         *(pytest.param("llama", each, marks=SLOW) for each in ("F16", "BF16", "Q4_0", "Q4_K", "Q5_K", "Q6_K")),
@@ -105,6 +116,16 @@ def test_its_tokens_are_those_of_the_numbers_that_gguf_s_package_restores(
     tmp_path: Path, kind: str, stored: str
 ) -> None:
     path, model = save(kind, tmp_path, stored)
+    for found, wanted in answer(unpack(path), model):
+        assert found == wanted
+
+
+def test_a_gemma_4_with_experts_and_without_values(tmp_path: Path) -> None:
+    """As 26B-A4B: layers without a window have no values of their own, and fewer keys."""
+    own = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    path, model = save("gemma4_text", tmp_path, "Q8_0", **own, **experts, **keys)
     for found, wanted in answer(unpack(path), model):
         assert found == wanted
 

@@ -115,6 +115,12 @@ def _decoder(**names: str) -> Mapped:
 
 _NORMS: Final = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GEMMA_NORMS: Final = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 def _llama(config: Any) -> Mapped:
@@ -155,15 +161,35 @@ def _gemma(config: Any) -> Mapped:
     from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf.gguf_conversion_mapping import SubtractOne
 
-    names = {
-        "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-    patterns = [rf"{name}\.weight" for name in (*names.values(), *_HEAD_NORMS.values(), "model.norm")]
+    names = _GEMMA_NORMS | _HEAD_NORMS
+    patterns = [rf"{name}\.weight" for name in (*names.values(), "model.norm")]
     minus = [WeightConverter(each, each.replace("\\", ""), operations=[SubtractOne()]) for each in patterns]
-    return [*_decoder(**names, **_HEAD_NORMS), *minus]
+    return [*_decoder(**names), *minus]
+
+
+def _gemma4(config: Any) -> Mapped:
+    """Its norms are stored as they are."""
+    from transformers.core_model_loading import WeightRenaming
+
+    per_layer = {
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    }
+    of_experts = {f"post_ffw_norm_{number}": f"post_feedforward_layernorm_{number}" for number in (1, 2)}
+    whole = {
+        r"\.layer_output_scale\.weight": ".layer_scalar",
+        r"\.ffn_gate_inp\.scale": ".router.scale",
+        r"\.ffn_gate_inp\.weight": ".router.proj.weight",
+        r"\.ffn_down_exps\.scale": ".router.per_expert_scale",
+        r"\.ffn_down_exps\.weight": ".experts.down_proj",
+        r"\.ffn_gate_up_exps\.weight": ".experts.gate_up_proj",
+    }
+    names = _GEMMA_NORMS | _HEAD_NORMS | per_layer | of_experts | {"pre_ffw_norm_2": "pre_feedforward_layernorm_2"}
+    return [*_decoder(**names), *(WeightRenaming(stored, name) for stored, name in whole.items())]
 
 
 def _phi3(config: Any) -> Mapped:
@@ -201,6 +227,7 @@ def _gpt_oss(config: Any) -> Mapped:
 _OURS: Final[Mapping[str, Callable[[Any], Mapped]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
     "granite": _llama,
     "llama": _llama,
