@@ -48,7 +48,7 @@ _OPTIONAL = {
 _KERNELS = ("attention", "elementwise", "linear", "sample", "states")
 # For its other kernels, each of these sets uses those of another: amx of avx512bf16, and vnni of the set in its name.
 _OWN_KERNELS = {"amx": ("linear",), "avx512vnni": ("linear",), "avxvnni": ("linear",)}
-_ONCE = ("dispatch", "layer")  # compiled once, for all instruction sets
+_ONCE = ("dispatch", "experts", "layer")  # compiled once, for all instruction sets
 
 
 class CompileError(Exception):

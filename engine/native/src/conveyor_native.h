@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 13
+#define CV_ABI_VERSION 14
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -146,6 +146,20 @@ typedef struct {
     int64_t rows, size, x_stride;
     int32_t dtype;
 } cv_silu_mul;
+
+/* Adds up the gated MLPs (experts) that a router chose for each token: y[t] = sum of shares[t, j] * expert chosen[t, j]
+ * of x[t]. Each token's experts differ; a number that no expert has adds nothing.
+ *   x, y     [tokens, hidden], contiguous
+ *   chosen, shares [tokens, per_token]
+ *   gate_up, down  one packed weight for each expert, [2 * size, hidden] and [hidden, size], each of so many bytes */
+typedef struct {
+    const void *x, *gate_up, *down;
+    const int64_t *chosen;
+    const float *shares;
+    void *y;
+    int64_t tokens, hidden, size, experts, per_token, gate_up_bytes, down_bytes;
+    int32_t dtype;
+} cv_experts;
 
 /* best[r] = the largest of logits[r]; infinity if one is NaN. tokens[r] = the first that is as large, or, where
  * temperature >= greedy_below, where the cumulated exp(x), x = (logits[r] - best[r]) / temperature, pass
@@ -293,6 +307,7 @@ CV_EXPORT void cv_run_conv(const cv_conv *);
 CV_EXPORT void cv_run_delta(const cv_delta *);
 CV_EXPORT void cv_run_ssd(const cv_ssd *);
 CV_EXPORT void cv_run_gated_norm(const cv_gated_norm *);
+CV_EXPORT void cv_run_experts(const cv_experts *);
 CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
 CV_EXPORT void cv_run_after_attention(const cv_after_attention *);
 CV_EXPORT void cv_run_layers(const cv_layers *);

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.experts import experts_of
 from conveyor_engine.execution.models.recognise import attention_of, is_hooked, layer_of, linear_of, mlp_of, norm_of
 from conveyor_engine.execution.models.state_mixers import mixer_of
 from conveyor_engine.execution.models.trial import Calls, observe_calls
@@ -23,6 +24,7 @@ _KINDS: Kinds = (  # the largest first
     ("layers", layer_of),
     ("attentions", attention_of),
     ("mixers", lambda part, _: mixer_of(part)),
+    ("experts", lambda part, _: experts_of(part)),
     ("mlps", lambda part, _: mlp_of(part)),
     ("norms", lambda part, _: norm_of(part)),
     ("linears", lambda part, _: linear_of(part)),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 13
+_ABI_VERSION = 14
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -97,6 +97,14 @@ class Sample(ctypes.Structure):
 
 class SiluMul(ctypes.Structure):
     _fields_ = (("x", _P), ("y", _P), ("rows", _I64), ("size", _I64), ("x_stride", _I64), ("dtype", _I32))
+
+
+class Experts(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "gate_up", "down", "chosen", "shares", "y")),
+        *((name, _I64) for name in ("tokens", "hidden", "size", "experts", "per_token", "gate_up_bytes", "down_bytes")),
+        ("dtype", _I32),
+    )
 
 
 class StateRows(ctypes.Structure):
@@ -210,6 +218,7 @@ def load() -> ctypes.CDLL:
         ("rope", Rope),
         ("sample", Sample),
         ("silu_mul", SiluMul),
+        ("experts", Experts),
         ("conv", Conv),
         ("delta", Delta),
         ("ssd", Ssd),

@@ -90,14 +90,24 @@ Packed = PackedWeight | PackedIntegers
 
 def pack_linear(weight: torch.Tensor) -> PackedWeight:
     """Pack weight (out, in), whose rows must be contiguous. The plain tensor is not kept."""
+    data = library.zeros(packed_shape(weight), weight.dtype)
+    pack_into(weight, data)
+    return PackedWeight(data, *weight.shape)
+
+
+def packed_shape(weight: torch.Tensor) -> tuple[int, int, int]:
+    """Return the shape of the packed weight (out, in)."""
     out_features, in_features = weight.shape
-    assert weight.stride(1) == 1
     columns = in_features if weight.dtype == torch.float32 else in_features + in_features % 2
-    data = library.zeros((-(-out_features // PANEL), columns, PANEL), weight.dtype)
+    return -(-out_features // PANEL), columns, PANEL
+
+
+def pack_into(weight: torch.Tensor, data: torch.Tensor) -> None:
+    """Pack weight (out, in), whose rows must be contiguous, into zeros of `packed_shape`."""
+    assert weight.stride(1) == 1
     library.load().cv_pack_linear(
-        weight.data_ptr(), data.data_ptr(), out_features, in_features, weight.stride(0), library.DTYPES[weight.dtype]
+        weight.data_ptr(), data.data_ptr(), *weight.shape, weight.stride(0), library.DTYPES[weight.dtype]
     )
-    return PackedWeight(data, out_features, in_features)
 
 
 def unpack_linear(weight: PackedWeight) -> torch.Tensor:

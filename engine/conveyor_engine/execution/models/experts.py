@@ -1,0 +1,54 @@
+"""Experts that the compiled kernels compute. `fuse` replaces transformers' by these, after a trial on random input.
+
+All families whose experts are gated MLPs in two tensors share this module. Their routers keep transformers' code.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.trial import random, same
+from conveyor_engine.execution.native.experts import PackedExperts
+
+_WEIGHTS = {"gate_up_proj", "down_proj"}
+_SCALES = (1.0, 30.0)  # of the input; large numbers reveal clipping
+
+
+class Experts(nn.Module):
+    """Experts over packed tokens: hidden states (T, H), and the numbers and shares of each token's experts (T, k)."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        super().__init__()
+        self._packed = PackedExperts(gate_up, down)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self._packed.run(hidden_states, top_k_index, top_k_weights)
+
+
+def experts_of(experts: nn.Module) -> Experts | None:
+    """Return our module for experts with a gate and SiLU; None if the module is not such experts, or not on a CPU."""
+    weights = dict(experts.named_parameters(recurse=False))
+    if weights.keys() != _WEIGHTS or any(True for _ in experts.buffers()):
+        return None
+    gate_up, down = weights["gate_up_proj"].data, weights["down_proj"].data
+    is_gated = gate_up.dim() == down.dim() == 3 and gate_up.shape == (len(down), 2 * down.shape[2], down.shape[1])
+    if not is_gated or down.device.type != "cpu" or native.why_missing() or not native.supports(down.dtype):
+        return None
+    act = getattr(experts, "act_fn", None)
+    probe = random(3, 64, like=down)
+    if not callable(act) or not same(functional.silu(probe), act(probe)):
+        return None  # packing takes as much memory as the experts, so this is checked first
+    ours = Experts(gate_up, down)
+    return ours if all(_computes_same(experts, ours, down, scale) for scale in _SCALES) else None
+
+
+def _computes_same(original: nn.Module, ours: Experts, down: torch.Tensor, scale: float) -> bool:
+    """Compare on five tokens, of which each has up to four experts."""
+    per_token = min(4, len(down))
+    chosen = (7 * torch.arange(5)[:, None] + torch.arange(per_token)) % len(down)
+    shares = random(5, per_token, like=down).abs()
+    x = random(5, down.shape[1], like=down) * scale
+    return same(original(x, chosen, shares), ours(x, chosen, shares))
