@@ -360,3 +360,13 @@ def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, name
         manifest.write_text(yaml.safe_dump(build_body(pod={"env": [{"name": name, "value": "1"}]})))
         kubectl(kubeconfig, namespace, "apply", "--server-side", f"--field-manager={manager}", "-f", str(manifest))
     assert [variable["name"] for variable in services.get("qwen")["spec"]["pod"]["env"]] == ["A", "B"]
+
+
+def test_a_field_with_a_typing_error_is_refused_only_for_clients_that_want_strict_validation(
+    services: Services, api: Api, namespace: str
+) -> None:
+    body = build_body("typed", batching={"maxBatchsize": 3})
+    with pytest.raises(ApiError, match=r"unknown field.*spec\.batching\.maxBatchsize"):
+        services.create(body)
+    api.create(f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}", body)
+    assert "maxBatchsize" not in services.get("typed")["spec"]["batching"]

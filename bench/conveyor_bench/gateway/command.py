@@ -161,6 +161,7 @@ def prepare(control_plane: ControlPlane, address: str, port: int) -> None:
     install_definitions(api)
     cluster = Cluster(api, "default")
     cluster.apply_service("qwen", batching={"maxBatchSize": 1024}, queue={"maxRequests": 10_000})
+    cluster.complete_rollout("qwen")  # gateways from before ADR 156 cannot read the generation -1 of the CRD's default
     cluster.apply_engine("qwen", address, port)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -186,3 +187,17 @@ async def test_tokens_are_counted_for_the_client_that_a_trusted_proxy_names(
                 True,
                 False,
             ]
+
+
+@pytest.mark.parametrize("usage", ["oops", {"prompt_token_details": 0}, {"prompt_tokens": "1024"}, [[]], -1e999])
+async def test_usage_of_another_type_in_an_answer_s_body_passes_and_harms_nobody(
+    stack: Stack, http: aiohttp.ClientSession, usage: Any
+) -> None:
+    """Some routers parse the bodies of engines, and end with the first one that is not as expected."""
+    await stack.apply_service()
+    body = json.dumps({"object": "chat.completion", "choices": [], "usage": usage})
+    async with running_engine(answering(web.Response, text=body, content_type="application/json")) as engine:
+        await stack.add_engine(engine.port)
+        for _ in range(2):
+            async with http.post(stack.completions, json={"prompt": ""}) as answer:
+                assert (answer.status, await answer.text()) == (200, body)

@@ -172,6 +172,26 @@ def test_a_rollback_ends_with_the_former_spec_and_another_try_with_another_annot
         wait_until("the new image", lambda: images(stage) == [BAD], show=lambda: images(stage))
 
 
+def test_a_second_mistake_before_the_first_is_judged_restores_the_engine_from_before_both(
+    stage: Stage, impatient: None
+) -> None:
+    space = stage.space
+
+    def decide_both(pod: Json) -> Json:
+        image = pod["spec"]["containers"][0]["image"]
+        return kubelet.image_pull_failed(pod) if image.startswith(BAD) else kubelet.ready(pod)
+
+    with stage.operator(), Kubelet(space, decide_both):
+        space.make_service(model={"uri": "hf://org/model"}, rollout={"maxUnavailable": 1})
+        space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        space.edit("qwen", engine={"image": BAD})
+        wait_until("the first mistake's pod", lambda: images(stage) == [BAD], show=lambda: images(stage))
+        space.edit("qwen", engine={"image": f"{BAD}-too"})
+        space.wait_condition("qwen", "Progressing", "False", "RolledBack")
+        wait_until("the old engine", lambda: images(stage) == ["example/engine:1"], show=lambda: images(stage))
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+
+
 def test_the_failed_pod_gives_the_only_gpu_back(stage: Stage, impatient: None) -> None:
     """It holds its GPU while its image cannot be pulled, so a surge would wait for it for ever."""
     space = stage.space
