@@ -14,6 +14,9 @@ from tests.engine.seeing_models import FAMILIES, make_image, save_seeing_model
 from transformers import LlavaModel, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution import native
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
+from conveyor_engine.execution.attention.cpu_native import CpuNative
 from conveyor_engine.execution.models.adapt import _find_places
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.loop.core import EngineCore
@@ -220,6 +223,25 @@ def test_a_model_whose_images_would_be_read_wrongly_is_served_without_them(
     assert core.facts.image_place is None
     assert "other answers for images" in core.facts.no_images_because
     assert answers(core, of_kind.prompts[:1]) == of_kind.answers[:1]
+
+
+@pytest.mark.skipif(native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}")
+def test_attention_to_later_tokens_of_an_image_runs_before_requests_so_that_none_waits_for_its_compilation(
+    seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: list[int] = []
+    attend = CpuNative.attend
+
+    def record(backend: CpuNative, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> Any:
+        layers.extend([spec.layer] if metadata.ends_of(spec) is not None else [])
+        return attend(backend, spec, query, metadata)
+
+    monkeypatch.setattr(CpuNative, "attend", record)
+    seeing("gemma3").make_core(attention_backend="native")
+    assert sorted(layers) == [0, 1, 2]
+    layers.clear()
+    seeing("qwen3_vl").make_core(attention_backend="native")
+    assert layers == []
 
 
 def test_a_model_without_a_processor_is_served_without_its_encoders(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ most steps. The other steps run eagerly.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution import kernels
-from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.backend import Ends, LayerShape
 from conveyor_engine.execution.attention.groups import group_layers, list_parts
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
@@ -29,7 +30,7 @@ from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
-from conveyor_engine.execution.models.last_layer import find_last_layer
+from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.rope import fix_frequencies
@@ -45,7 +46,7 @@ from conveyor_engine.execution.start import Load, Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
-from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Seen
+from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.request import ModelFacts, TokenLogprobs
@@ -119,6 +120,8 @@ class GenerateRunner(Runner):
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
         if self._sight is not None:
             self._sight.open()
+            if self._sight.sees_ahead:
+                self._run_ends(in_full_layers=self._sight.ahead is Ahead.EVERYWHERE)
         num_lost = sum(graphs.num_lost for graphs in made)
         self.facts = msgspec.structs.replace(
             self.facts,
@@ -127,6 +130,18 @@ class GenerateRunner(Runner):
             no_images_because=blind_because,
             whole_images=self._sight is not None and self._sight.sees_ahead,
         )
+
+    def _run_ends(self, *, in_full_layers: bool) -> None:
+        """Run two tokens that see each other, because a GPU compiles attention for such steps when the first one comes.
+
+        Writes to block 0, which no request has yet.
+        """
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        metadata = lay_in_block([0, 2], [2], tokens[0])
+        metadata.others = tuple(replace(metadata) for _ in range(self._rows.tables.shape[0] - 1))
+        metadata.set_ends(Ends(torch.full_like(tokens[0], 2, dtype=torch.int32), in_full_layers))
+        with torch.inference_mode():
+            self._forward(tokens, tokens, 0, PagedStep(self.backend, metadata, token_rows=tokens[0]), ())
 
     def _add_adapters(self, start: RunnerStart, found: Sequence[Adapter]) -> Adapters | None:
         if not found:
