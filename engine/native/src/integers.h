@@ -85,19 +85,26 @@ INLINE void round_row(const int bf16, const void *x, const cv_linear *c, int8_t 
     }
 }
 
-/* sums[columns] += what the dots of a row and a group are worth; `tail` is what lies behind the group's numbers. */
-INLINE void add_group(const cv_linear *c, const char *tail, int64_t g, int column, factors f, int64_t i, vu dots,
-                      float *sums) {
-    const vf scale = vf_get(c->scale_dtype == CV_BFLOAT16, tail, column);
-    vi zeros = (vi){0} + (1 << (c->bits - 1));
+/* What some columns of a panel have for a group. */
+typedef struct { vf scales; vi zeros; } of_columns;
+INLINE of_columns columns_at(const cv_linear *c, const char *panel, int column) {
+    const char *tail = panel + numbers_bytes(c); /* behind the group's numbers */
+    const int bf16 = c->scale_dtype == CV_BFLOAT16;
+    of_columns of = {vf_get(bf16, tail, column), {0}};
     if (c->has_zeros) {
         vh stored;
-        memcpy(&stored, tail + CV_PANEL * (c->scale_dtype == CV_BFLOAT16 ? 2 : 4) + column * 2, sizeof stored);
-        zeros = (vi)__builtin_convertvector(stored, vu);
+        memcpy(&stored, tail + CV_PANEL * (bf16 ? 2 : 4) + column * 2, sizeof stored);
+        of.zeros = (vi)__builtin_convertvector(stored, vu);
     }
-    const vi sum = (vi)(dots - (vu)zeros * (uint32_t)f.totals[g * f.height + i]);
+    return of;
+}
+
+/* sums[columns] += what the dots of row i and group g are worth. */
+INLINE void add_group(const cv_linear *c, of_columns of, int64_t g, factors f, int64_t i, vu dots, float *sums) {
+    const uint32_t total = (uint32_t)f.totals[g * f.height + i];
+    const vu taken = c->has_zeros ? (vu)of.zeros * total : (vu){0} + (total << (c->bits - 1));
     const vf before = g ? vf_load(sums) : (vf){0};
-    vf_store(sums, before + __builtin_convertvector(sum, vf) * (scale * f.scales[g * f.height + i]));
+    vf_store(sums, before + __builtin_convertvector((vi)(dots - taken), vf) * (of.scales * f.scales[g * f.height + i]));
 }
 
 /* sums[m, VECS * VL] of m rows and some columns of a panel. */
@@ -124,10 +131,11 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
                         acc[i][v] = vu_dot4(vu_dot4(acc[i][v], a[i], low[v]), a[m + i], high[v]);
             }
         }
-        for (int i = 0; i < m; i++)
-            for (int v = 0; v < VECS; v++)
-                add_group(c, panel + numbers_bytes(c), g, column + v * VL, f, i, acc[i][v],
-                          sums + i * CV_PANEL + column + v * VL);
+        for (int v = 0; v < VECS; v++) {
+            const of_columns of = columns_at(c, panel, column + v * VL);
+            for (int i = 0; i < m; i++)
+                add_group(c, of, g, f, i, acc[i][v], sums + i * CV_PANEL + column + v * VL);
+        }
     }
 }
 
@@ -136,10 +144,14 @@ INLINE void quads_pack(const int8_t *numbers, int64_t k, int m, int i, quad *a) 
 }
 
 #if defined(__AMX_INT8__)
-enum { BYTES_K = 64 }; /* of a tile */
-enum { FEW_ROWS = 4 }; /* for which unpacking 4 bits for tiles takes longer than the products */
+enum { BYTES_K = 64 }; /* of a tile; groups of 32 are half a tile's lines */
+/* For so few rows, unpacking 4 bits for tiles takes longer than the products; half tiles take more of them. */
+enum { FEW_ROWS = 4, FEW_ROWS_OF_HALVES = 16 };
 
-INLINE int byte_tiles_fit(const cv_linear *c) { return c->group % BYTES_K == 0 && c->rows > FEW_ROWS; }
+INLINE int byte_tiles_fit(const cv_linear *c) {
+    const int halves = c->group == BYTES_K / 2;
+    return c->rows > (halves ? FEW_ROWS_OF_HALVES : FEW_ROWS) && c->k % BYTES_K == 0 && (halves || c->group % BYTES_K == 0);
+}
 
 /* Row i of packed numbers, as tiles_pack lays rows. */
 INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) {
@@ -164,20 +176,21 @@ INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) {
 /* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of 4 bits. */
 INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c, const char *panel,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
-    const int64_t steps = c->group / BYTES_K, bytes = group_bytes(c);
-    const char *below = a + TILE_ROWS * c->k;
+    const int64_t steps = (c->group + BYTES_K - 1) / BYTES_K, bytes = group_bytes(c);
     int32_t dots[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
     for (int64_t g = 0; g < c->k / c->group; g++, panel += bytes) {
         const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel;
-        const char *rows = a + g * steps * TILE_BYTES, *lower = below + g * steps * TILE_BYTES;
+        const int64_t k = g * c->group;
+        const char *rows = a + k / BYTES_K * TILE_BYTES + k % BYTES_K, *lower = rows + TILE_ROWS * c->k;
         if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots);
         else sums_of(1, 0, rows, lower, b, steps, next, rate, dots);
         __asm__ volatile("" ::: "memory");
         next += steps * rate;
-        for (int i = 0; i < m; i++)
-            for (int j = 0; j < CV_PANEL; j += VL)
-                add_group(c, panel + numbers_bytes(c), g, j, f, i, vu_load(dots + i * CV_PANEL + j),
-                          sums + i * CV_PANEL + j);
+        for (int j = 0; j < CV_PANEL; j += VL) {
+            const of_columns of = columns_at(c, panel, j);
+            for (int i = 0; i < m; i++)
+                add_group(c, of, g, f, i, vu_load(dots + i * CV_PANEL + j), sums + i * CV_PANEL + j);
+        }
     }
 }
 #else

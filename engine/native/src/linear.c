@@ -232,7 +232,8 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
     char *a = unpacked + unpacked_bytes, *spare = a + p.block_rows * p.row_bytes;
     int64_t packed = -1;
     float sums[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
-    if (how == TILES || how == BYTE_TILES) tiles_begin();
+    if (how == TILES) tiles_begin(TILE_LINE);
+    if (how == BYTE_TILES) tiles_begin(c->group < TILE_LINE ? c->group : TILE_LINE);
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
         const int64_t block = unit / chunks, first = block * p.block_rows;

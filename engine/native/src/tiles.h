@@ -18,14 +18,17 @@ _Static_assert(PANEL_LINE == CV_PANEL * 4, "a panel is two tiles wide; a row of 
 /* k in whole tiles: other products go by pairs. */
 INLINE int tiles_fit(const cv_linear *c) { return c->dtype == CV_BFLOAT16 && c->k % TILE_K == 0; }
 
-/* All registers are whole tiles. What a thread's registers are is set for each call: oneDNN sets them too. */
-INLINE void tiles_begin(void) {
+/* All registers are whole tiles, or those of rows and columns have `k_bytes` of k. What a thread's registers are is set
+ * for each call: oneDNN sets them too. */
+INLINE void tiles_begin(int64_t k_bytes) {
     typedef struct { uint8_t palette, start_row, reserved[14]; uint16_t line_bytes[16]; uint8_t rows[16]; } registers;
     _Static_assert(sizeof(registers) == 64, "what LDTILECFG reads");
-    static const registers shape = {
+    const uint16_t line = (uint16_t)k_bytes;
+    const uint8_t rows = (uint8_t)(k_bytes / 4);
+    const registers shape = {
         .palette = 1,
-        .line_bytes = {TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE},
-        .rows = {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS},
+        .line_bytes = {TILE_LINE, TILE_LINE, TILE_LINE, TILE_LINE, line, line, TILE_LINE, TILE_LINE},
+        .rows = {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, rows, rows},
     };
     _tile_loadconfig(&shape);
 }
@@ -93,7 +96,7 @@ INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const cha
 }
 #else
 INLINE int tiles_fit(const cv_linear *c) { return (void)c, 0; }
-INLINE void tiles_begin(void) {}
+INLINE void tiles_begin(int64_t k_bytes) { (void)k_bytes; }
 INLINE void tiles_end(void) {}
 INLINE void tiles_pack(const uint16_t *x, int64_t stride, int m, int64_t k, char *a) {
     (void)x, (void)stride, (void)m, (void)k, (void)a;
