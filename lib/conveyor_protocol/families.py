@@ -56,7 +56,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": Family("Mistral 7B", ("Generate", "Embed"), "layers"),
     "mistral3": Family("Mistral Small 3", ("Generate",), "layers"),
     "mixtral": Family("Mixtral", ("Generate",), "attention"),
-    "modernbert": Family("ModernBERT", ("Embed",)),
+    "modernbert": Family("ModernBERT", ("Embed", "Rerank", "Classify")),
     "mpnet": Family("MPNet", ("Embed", "Rerank", "Classify")),
     "nemotron_h": Family("Nemotron-H", ("Generate",), "mixers"),
     "olmo2": Family("OLMo 2", ("Generate",), "parts"),

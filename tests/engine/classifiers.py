@@ -29,6 +29,7 @@ KINDS = {
     "mpnet": "first",
     "deberta": "first",
     "deberta-v2": "first",
+    "modernbert": "mean",  # of all tokens, with `classifier_pooling: mean`
 }
 LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)
 _random = Random(0)

@@ -53,7 +53,11 @@ _OWN: dict[str, dict[str, Any]] = {
         "use_bidirectional_attention": True,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
-    "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    "modernbert": {
+        "local_attention": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "classifier_pooling": "mean",
+    },
 }
 # What the files beside the weights say: pooling mode, whether there is a Normalize step.
 FILES: dict[str, tuple[str, bool]] = {

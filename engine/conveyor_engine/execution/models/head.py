@@ -2,8 +2,8 @@
 
 `runners.classify` calls it once after loading. The head is transformers' own code: the model's forward, with the
 encoder replaced by a module that returns given hidden states. This works in all model families, if the head reads only
-the first token of a sequence, only the last token, or each token by itself. A trial run finds out which of these the
-head reads, and rejects other heads.
+the first token of a sequence, only the last token, their mean, or each token by itself. A trial run finds out which of
+these the head reads, and rejects other heads.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 
-Place = Literal["first", "last", "each"]  # the tokens of a sequence that a head reads
+Place = Literal["first", "last", "mean", "each"]  # the tokens of a sequence that a head reads
 
 _LENGTHS: Final = (3, 5, 6, 8)
 # Largest relative error of the logits over all prompts. The hidden states are equal, so only the head's own products
@@ -71,9 +71,9 @@ class Head:
 def split_head(model: PreTrainedModel, *, per_token: bool) -> tuple[PreTrainedModel, Head, Place]:
     """Return the model's encoder, its head, and the tokens that the head reads.
 
-    per_token: the model labels each token. Raises ModelError for a head that reads several tokens at once.
+    per_token: the model labels each token. Raises ModelError for a head that reads several tokens in another way.
     """
-    places: tuple[Place, ...] = ("each",) if per_token else ("first", "last")
+    places: tuple[Place, ...] = ("each",) if per_token else ("first", "last", "mean")
     return checks.run_once(f"the head of {type(model).__name__} cannot be run", lambda: _split(model, places))
 
 
@@ -95,11 +95,13 @@ def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTraine
     for place in places:
         if _is_same(expected, [head(select(states, place)) for states in hidden], tolerance):
             return encoder, head, place
-    raise ModelError(f"{name} computes its logits from more than one token of a sequence: this engine cannot run it")
+    raise ModelError(f"{name} computes its logits from several tokens of a sequence: this engine cannot run it")
 
 
 def select(hidden: torch.Tensor, place: Place) -> torch.Tensor:
     """Select the hidden states that the head reads: hidden (1, T, H) of one sequence -> (1, n, H)."""
+    if place == "mean":
+        return hidden.float().mean(dim=1, keepdim=True).to(hidden.dtype)
     return {"first": hidden[:, :1], "last": hidden[:, -1:], "each": hidden}[place]
 
 

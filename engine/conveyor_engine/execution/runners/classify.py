@@ -17,7 +17,7 @@ from conveyor_engine.execution.models.classifier_files import describe_classifie
 from conveyor_engine.execution.models.head import split_head
 from conveyor_engine.execution.models.kinds import CROSS_ENCODER, TOKEN_CLASSIFIER, ModelKind, find_kind
 from conveyor_engine.execution.placement import Placement
-from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
+from conveyor_engine.execution.runners.packed import PackedRunner, average, check_settings
 from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.classification import ClassifierFacts
@@ -44,6 +44,8 @@ class ClassifyRunner(PackedRunner):
         hidden, starts = self._encode([prompt.token_ids for prompt in prompts], self._join_types(prompts))
         if self._per_token:
             return find_best(self._head(hidden[None])[0])
+        if self._place == "mean":
+            return self._head(average(hidden, starts).to(hidden.dtype)[:, None])
         read = np.array(starts[:-1]) if self._place == "first" else np.array(starts[1:]) - 1
         return self._head(hidden[to_device(read, self.device)][:, None])
 

@@ -128,6 +128,17 @@ class PackedRunner(Runner, ABC):
         return self.facts.max_model_len
 
 
+def average(hidden: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
+    """Return the mean of each sequence's hidden states (T, H), float32 (sequences, H).
+
+    Sequence i has the tokens starts[i] .. starts[i + 1] - 1.
+    """
+    lengths, device = np.diff(starts), hidden.device
+    sequences = to_device(np.repeat(np.arange(len(lengths)), lengths), device)
+    sums = torch.zeros((len(lengths), hidden.shape[1]), device=device).index_add_(0, sequences, hidden.float())
+    return sums / to_device(lengths, device)[:, None]
+
+
 def check_settings(config: EngineConfig) -> None:
     """Reject settings that apply only to generation. Raises ConfigError."""
     if config.attention_backend not in ("auto", "torch"):

@@ -112,6 +112,14 @@ def test_logits_are_the_same_alone_and_among_others(classifier: GetClassifier, d
         assert distance(ref.answers(core), alone) < 1e-5
 
 
+def test_a_head_that_reads_the_first_token_is_not_taken_for_one_of_the_mean(tmp_path: Path) -> None:
+    ref = Classifier("modernbert", tmp_path, num_labels=1, classifier_pooling="cls")
+    core = ref.make_core()
+    assert distance(ref.answers(core), ref.logits) < 1e-4
+    assert isinstance(core.executor, ClassifyRunner)
+    assert core.executor._place == "first"
+
+
 def test_a_model_without_a_token_for_padding_runs_in_batches(tmp_path: Path) -> None:
     """Transformers' own class refuses that."""
     ref = Classifier("llama", tmp_path, pad_token_id=None)
@@ -252,10 +260,10 @@ def test_a_head_that_reads_several_tokens_is_refused(tmp_path: Path, monkeypatch
 
     forward = XLMRobertaClassificationHead.forward
     monkeypatch.setattr(
-        XLMRobertaClassificationHead, "forward", lambda self, hidden: forward(self, hidden.mean(1, keepdim=True))
+        XLMRobertaClassificationHead, "forward", lambda self, hidden: forward(self, hidden.amax(1, keepdim=True))
     )
     save_classifier("xlm-roberta", tmp_path)
-    with pytest.raises(ModelError, match="more than one token of a sequence"):
+    with pytest.raises(ModelError, match="several tokens of a sequence"):
         make_core(tmp_path)
 
 
@@ -286,5 +294,5 @@ def test_a_pooler_that_is_left_out_is_found_out(tmp_path: Path, monkeypatch: pyt
     save_classifier("bert", tmp_path)
     build = head._Given.__init__
     monkeypatch.setattr(head._Given, "__init__", lambda self, pooler: build(self, lambda hidden: hidden[:, 0]))
-    with pytest.raises(ModelError, match="more than one token"):
+    with pytest.raises(ModelError, match="several tokens"):
         make_core(tmp_path)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution.runners.packed import average
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.tasks.embed.facts import EmbedDtype, PoolingMode, PoolingParams
 
@@ -30,10 +31,7 @@ def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Te
         return hidden[to_device(bounds[:-1], device)].float()
     if mode == "last":
         return hidden[to_device(bounds[1:] - 1, device)].float()
-    lengths = np.diff(bounds)
-    sequences = to_device(np.repeat(np.arange(len(lengths)), lengths), device)
-    sums = torch.zeros((len(lengths), hidden.shape[1]), device=device).index_add_(0, sequences, hidden.float())
-    return sums / to_device(lengths, device)[:, None]
+    return average(hidden, starts)
 
 
 def finish(vector: npt.NDArray[np.float32], params: PoolingParams, *, normalizes: bool) -> bytes:
