@@ -18,7 +18,7 @@ class Client:
     name: str  # the client's name, and after a comma what is done with it
     packages: tuple[
         str, ...
-    ]  # of npm, if the first begins with `npm:`, else of Python or Go; the first is the client itself
+    ]  # of npm, if the first begins with `npm:`, else of another language; the first is the client itself
     command: tuple[str, ...]
     ran: str  # for people
     judge: Callable[[str, Path], str] = reports.named_checks  # (its output, `{out}`) -> what passed

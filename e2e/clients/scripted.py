@@ -5,6 +5,9 @@ from typing import Final
 
 from e2e.clients.client import PROGRAMS, Client
 from e2e.clients.go_program import MODULES, build_go
+from e2e.clients.java_program import MODULES as JAVA_MODULES
+from e2e.clients.java_program import build_java
+from e2e.clients.rust_program import VERSION, build_rust
 
 AI_SDK = (
     *("npm:ai@6.0.326", "npm:@ai-sdk/openai@3.0.141", "npm:@ai-sdk/anthropic@3.0.140"),
@@ -12,13 +15,16 @@ AI_SDK = (
 )
 
 
-def _coding_agent(name: str, *packages: str) -> Client:
+_TASK: Final = "a task of three calls (read, edit, run), and again with a connection that is cut in an answer"
+
+
+def _coding_agent(name: str, *packages: str, ran: str = _TASK) -> Client:
     """Return the row of a coding agent, whose model knows the calls that it has to make."""
     return Client(
         name,
         packages,
         (sys.executable, str(PROGRAMS / "coding_agent.py"), name, "{env}", "{base}", "{model}", "{out}"),
-        "a task of three calls (read, edit, run), and again with a connection that is cut in an answer",
+        ran,
         task="script",
     )
 
@@ -34,6 +40,13 @@ def _go(name: str, kind: str, ran: str) -> Client:
     """Return the row of a client for Go. One program has all of them, because building one takes minutes."""
     command = ("{env}/clients", kind, "{url}", "{model}")
     return Client(name, (MODULES[kind],), command, ran, task="script", make=build_go)
+
+
+def _java(name: str, kind: str, ran: str) -> Client:
+    """Return the row of a client for Java. One program has all of them."""
+    command = ("java", "-cp", "{env}/classes:{env}/lib/*", "JavaClients", kind, "{url}", "{model}")
+    packages = tuple(module.replace(":", "@") for module in JAVA_MODULES[kind])
+    return Client(name, packages, command, ran, task="script", make=build_java)
 
 
 LANGCHAIN_JS = (
@@ -88,8 +101,30 @@ SCRIPTED: Final = (
         "a text, a stream with usage, an agent with a tool, errors",
         "autogen_python.py",
     ),
+    _java("openai (Java)", "openai", "a text, a stream with usage, a loop of tools, errors"),
+    _java("LangChain4j", "langchain4j", f"{_LOOPS}, errors"),
+    Client(
+        "async-openai",
+        (f"async-openai@{VERSION}",),
+        ("{env}/rust_clients", "{url}", "{model}"),
+        "a text, a stream with usage, a loop of tools, errors",
+        task="script",
+        make=build_rust,
+    ),
+    _scripted("crewAI", ("crewai==1.15.30",), "a text, an agent with a tool, errors", "crewai_python.py"),
+    _scripted(
+        "mirascope", ("mirascope[openai]==2.8.2",), "a text, a stream, a loop of tools, errors", "mirascope_python.py"
+    ),
+    _scripted(
+        "Semantic Kernel",
+        ("semantic-kernel==1.45.0",),
+        "a text, a stream, a function that is called, errors",
+        "semantic_kernel_python.py",
+    ),
     _coding_agent("claude-code", "npm:@anthropic-ai/claude-code@2.1.197"),
     _coding_agent("codex", "npm:@openai/codex@0.171.0"),
     _coding_agent("opencode", "npm:opencode-ai@1.18.33"),
     _coding_agent("mini-swe-agent", "mini-swe-agent==2.4.6"),
+    _coding_agent("aider", "aider-chat==0.86.2"),
+    _coding_agent("cline", "npm:cline@3.0.65", ran="a task of three calls (read, edit, run)"),
 )  # fmt: skip

@@ -47,6 +47,10 @@ INSTALLED_BY_PEOPLE = {
     "kind": "kind is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
     "go": "Go is needed to build Kubernetes: install Go 1.26 or newer",
     "node": "Node.js is needed for one of the clients: install Node.js 20 or newer",
+    **dict.fromkeys(
+        ("java", "javac", "mvn"), "Java clients need a JDK and Maven: install JDK 17 or newer, and Maven 3"
+    ),
+    "cargo": "Rust is needed for one of the clients: install Rust 1.85 or newer with cargo",
     "npm": "npm is needed for one of the clients: install Node.js 20 or newer with npm",
 }
 # Programs for a local cluster, and for building its images.
@@ -54,7 +58,7 @@ CLUSTER = (
     "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
 )  # fmt: skip
 IMAGES = ("buildah", "debootstrap")
-CLIENTS = ("node", "npm")
+CLIENTS = ("node", "npm", "java", "javac", "mvn", "cargo")
 ARM64 = ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
 
 # Debian's folders for root's programs, which are not on every PATH.

@@ -4,6 +4,7 @@ The chat template chooses the answer: the script by the tools that the client of
 answers with calls so far. The prompt is one token, and the model continues it to the end of the step.
 
 The task of each coding agent: read `calc.py`, correct it, run it. The script `tools` is for SDKs, and ends with JSON.
+aider offers no tools: it shows the file and expects it back.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 BROKEN, MENDED = "return a - b", "return a + b"
+BROKEN_FILE: Final = f"def add(a, b):\n    {BROKEN}\n\n\nassert add(2, 3) == 5\nprint('adds')\n"
 LAST: Final = "All three steps are done: calc.py adds."
 END: Final = "<|end|>"
 CONTEXT_TOKENS: Final = 131_072
@@ -41,6 +43,12 @@ SCRIPTS: Final[Mapping[str, Sequence[Call]]] = {
         ("exec_command", {"cmd": f"sed -i 's/{BROKEN}/{MENDED}/' calc.py"}),
         ("exec_command", {"cmd": RUN}),
     ],
+    "cline": [
+        ("read_files", {"files": [{"path": "calc.py"}]}),
+        ("editor", {"path": "calc.py", "old_text": BROKEN, "new_text": MENDED}),
+        ("run_commands", {"commands": [RUN]}),
+    ],
+    "semantic-kernel": [("w-get_weather", {"city": "Paris"})],
     "tools": [("get_weather", {"city": "Paris"})],
     "mini-swe-agent": [
         ("bash", {"command": "cat calc.py"}),
@@ -59,6 +67,7 @@ def _steps() -> Iterator[tuple[str, str | Sequence[str]]]:
             before = "" if script == "tools" else f"Step {number + 1}. "  # with a schema, only calls may precede JSON
             yield f"<|{script}-{number}|>", f"{before}<tool_call>\n{call}\n</tool_call>"
         yield f"<|{script}-{len(calls)}|>", FORECAST if script == "tools" else LAST
+    yield "<|aider|>", f"calc.py\n```\n{BROKEN_FILE.replace(BROKEN, MENDED)}```\n{LAST}"
     yield "<|plain|>", "Yes."
 
 
@@ -95,6 +104,7 @@ def _template() -> str:
         "{%- if message.role == 'assistant' and message.tool_calls %}"
         "{%- set chosen.step = chosen.step + 1 %}{%- endif %}{%- endfor %}"
         "{%- if chosen.script %}<|{{ chosen.script }}-{{ [chosen.step, chosen.last] | min }}|>"
+        "{% elif 'entire content of the updated file' in (messages | last).content %}<|aider|>"
         "{% else %}<|plain|>{% endif %}"
     )
 

@@ -8,6 +8,7 @@ machine refuses connections.
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Agent:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]  # in its HOME
+    cut_answer: int = 2  # the answer that is cut in the second round; 0: there is no second round
 
 
 def opencode_settings() -> str:
@@ -47,7 +49,29 @@ def opencode_settings() -> str:
     return json.dumps({"share": "disabled", "autoupdate": False, "provider": {"conveyor": provider}})
 
 
+def cline_settings() -> str:
+    settings = {"provider": "openai-compatible", "apiKey": "x", "model": "{model}", "baseUrl": "{base}/v1"}
+    provider = {"settings": settings, "updatedAt": "2026-11-29T00:00:00.000Z", "tokenSource": "manual"}
+    return json.dumps(
+        {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": provider}}
+    )
+
+
 AGENTS = {
+    "aider": Agent(
+        ("{env}/bin/aider", "--model", "openai/{model}", "--yes-always", "--no-git", "--no-check-update",
+         "--no-show-model-warnings", "--analytics-disable", "--test-cmd", "python3 calc.py", "--auto-test",
+         "--message", PROMPT, "calc.py"),
+        {"OPENAI_API_BASE": "{base}/v1", "OPENAI_API_KEY": "x", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        {},
+        cut_answer=1,
+    ),
+    "cline": Agent(
+        ("{env}/node_modules/.bin/cline", "--json", PROMPT),
+        {"CLINE_NO_AUTO_UPDATE": "1"},
+        {".cline/data/settings/providers.json": cline_settings()},
+        cut_answer=0,  # cline joins the half line with the first line of the new answer
+    ),
     "claude-code": Agent(
         ("{env}/node_modules/@anthropic-ai/claude-code-linux-x64/claude", "-p", PROMPT, "--model", "{model}",
          "--permission-mode", "bypassPermissions"),
@@ -142,10 +166,21 @@ async def play(agent: Agent, words: Mapping[str, str], folder: Path) -> None:
     except TimeoutError:
         process.kill()
         output, _ = await process.communicate()
+    end_daemons(home)
     printed = output.decode(errors="replace")
     fixed = (task / "calc.py").read_text()
     is_done = process.returncode == 0 and LAST in printed and "return a + b" in fixed
     assert is_done, f"it ended with {process.returncode}:\n{printed[-3000:]}"
+
+
+def end_daemons(home: Path) -> None:
+    """End the processes that the agent has left behind. They have its HOME."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"HOME={home}\0".encode() in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGTERM)
+        except (OSError, ValueError):
+            continue
 
 
 def fill(text: str, words: Mapping[str, str]) -> str:
@@ -156,7 +191,8 @@ def fill(text: str, words: Mapping[str, str]) -> str:
 
 async def main() -> None:
     name, environment, base, model, folder = sys.argv[1:]
-    for round_name, cut_answer in (("task", 0), ("cut", 2)):
+    rounds = {"task": 0, "cut": AGENTS[name].cut_answer} if AGENTS[name].cut_answer else {"task": 0}
+    for round_name, cut_answer in rounds.items():
         async with Cutter(base, cut_answer) as cutter:
             words = {"base": cutter.url, "model": model, "env": environment}
             await play(AGENTS[name], words, Path(folder) / round_name)

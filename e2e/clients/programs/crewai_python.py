@@ -1,0 +1,43 @@
+"""crewAI's model and agent: a text, an agent that calls a tool, an error."""
+
+from checks import MODEL, URL, run
+from crewai import LLM, Agent, Crew, Task
+from crewai.tools import tool
+
+ASKED = [{"role": "user", "content": "How is the weather in Paris?"}]
+CITIES: list[str] = []
+
+
+@tool("get_weather")
+def get_weather(city: str) -> str:
+    """The weather."""
+    CITIES.append(city)
+    return "21"
+
+
+def build(model: str = MODEL) -> LLM:
+    return LLM(model=f"openai/{model}", base_url=URL, api_key="none", max_tokens=200, max_retries=0)
+
+
+def text() -> None:
+    assert build().call(ASKED) == "Yes."
+
+
+def agent_with_a_tool() -> None:
+    agent = Agent(role="a", goal="b", backstory="c", llm=build(), tools=[get_weather], max_iter=4)
+    task = Task(description="How is the weather in Paris?", expected_output="The weather", agent=agent)
+    result = Crew(agents=[agent], tasks=[task], verbose=False).kickoff()
+    assert CITIES == ["Paris"], CITIES
+    assert "21" in str(result)
+
+
+def errors() -> None:
+    reason = ""
+    try:
+        build("no-such-model").call(ASKED)
+    except Exception as error:
+        reason = str(error)
+    assert "not served here" in reason, reason
+
+
+run(text, agent_with_a_tool, errors)

@@ -1,0 +1,48 @@
+"""mirascope's calls: a text, a stream, a tool that is called and its result, an error."""
+
+from checks import MODEL, URL, run
+from mirascope import llm
+
+CITIES: list[str] = []
+QUESTION = "How is the weather in Paris?"
+
+llm.register_provider("openai:completions", scope="conveyor/", base_url=URL, api_key="none")
+
+
+@llm.tool
+def get_weather(city: str) -> int:
+    """The weather."""
+    CITIES.append(city)
+    return 21
+
+
+def build(model: str = MODEL, **params: object) -> llm.Model:
+    return llm.Model(f"conveyor/{model}", max_tokens=200, **params)
+
+
+def text() -> None:
+    answer = build().call(QUESTION)
+    assert answer.text() == "Yes."
+
+
+def stream() -> None:
+    answer = build().stream(QUESTION)
+    assert "".join(answer.text_stream()).strip() == "Yes."
+
+
+def tool_loop() -> None:
+    answer = build().call(QUESTION, tools=[get_weather])
+    answer = answer.resume(answer.execute_tools())
+    assert CITIES == ["Paris"]
+    assert "21" in answer.text()
+
+
+def errors() -> None:
+    try:
+        build("no-such-model").call(QUESTION)
+    except llm.NotFoundError:
+        return
+    raise AssertionError("the model does not exist")
+
+
+run(text, stream, tool_loop, errors)
