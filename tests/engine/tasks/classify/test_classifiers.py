@@ -128,7 +128,8 @@ def test_a_model_without_a_token_for_padding_runs_in_batches(tmp_path: Path) -> 
 
 def test_half_precision_is_not_taken_for_another_head(tmp_path: Path) -> None:
     for kind in set(KINDS) - {"deberta"}:
-        save_classifier(kind, tmp_path / kind, num_hidden_layers=12)
+        types = {"layer_types": ["full_attention", "sliding_attention"] * 6} if kind == "modernbert" else {}
+        save_classifier(kind, tmp_path / kind, num_hidden_layers=12, **types)
         assert make_core(tmp_path / kind, dtype="bfloat16").executor is not None
 
 
