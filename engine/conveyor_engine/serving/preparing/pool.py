@@ -204,7 +204,7 @@ class WorkerPool:
 
     def _on_overdue(self, worker: _Worker) -> None:
         """Fail the worker's job and kill the worker, which is replaced once its process has ended."""
-        _log.error("event=worker_overdue pid=%d", worker.pid)
+        _log.error("event=worker_overdue pid=%d", worker.pid or 0)  # 0: it has not started
         self._overdue.add(worker)
         order = self._running.pop(worker, None)
         if order is not None and not order.reply.done():
