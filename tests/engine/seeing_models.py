@@ -199,6 +199,22 @@ FAMILIES: Final[dict[str, Family]] = {
         {"longest_edge": 112},
         processor={"patch_size": 14, "spatial_merge_size": 2},
     ),
+    "ministral3": Family(
+        "[IMG]",
+        {
+            "text_config": _TEXT
+            | {
+                "model_type": "ministral3", "head_dim": 12, "sliding_window": None,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
+                                    "original_max_position_embeddings": 64},
+            },
+            "vision_config": _TOWER | {"model_type": "pixtral"},
+            "spatial_merge_size": 2,
+        },
+        {"longest_edge": 112},
+        processor={"patch_size": 14, "spatial_merge_size": 2},
+        model_type="mistral3",
+    ),
     "pixtral": Family(
         "[IMG]",
         {
@@ -309,6 +325,9 @@ def save_seeing_model(kind: str, directory: Path) -> PreTrainedModel:
         family.model_type or kind, **family.config, **place, **video, tie_word_embeddings=False
     )
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    for weight in model.parameters():  # such as the projection of Gemma 3, which hides all images
+        if weight.ndim > 1 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.3)
     model.save_pretrained(directory)
     _save_processor(kind, family, directory)
     return model
@@ -318,7 +337,9 @@ def _save_processor(kind: str, family: Family, directory: Path) -> None:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    like = {"glm_ocr": "glm46v", "gemma4_large": "gemma4", "pixtral": "mistral3"}.get(kind, kind)
+    like = {"glm_ocr": "glm46v", "gemma4_large": "gemma4", "ministral3": "mistral3", "pixtral": "mistral3"}.get(
+        kind, kind
+    )
     name = IMAGE_PROCESSOR_MAPPING_NAMES[like]["pil"]
     processor: Any = getattr(transformers, name)(**({"size": family.size} if family.size else {}))
     if like == "gemma4":
