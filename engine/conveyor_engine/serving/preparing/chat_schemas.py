@@ -21,7 +21,7 @@ from conveyor_engine.serving.preparing.tools import (
     Tools,
     count_left_out,
 )
-from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives, list_of
+from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives
 from conveyor_engine.text.chat_template import Rendering
 
 
@@ -32,8 +32,8 @@ def _parse_content(value: object) -> object:
     """
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "must be a string or a non-empty list of parts")
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
     return join_content([_parse_part(number, part) for number, part in enumerate(value)])
 
 
@@ -63,7 +63,9 @@ _IMAGE = {
 Content = Annotated[
     str | list[dict[str, Any]] | None,
     PlainValidator(_parse_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, list_of({"anyOf": [_PART, _IMAGE]}), {"type": "null"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_PART, _IMAGE]}}, {"type": "null"}]}
+    ),
 ]
 
 

@@ -231,6 +231,15 @@ def test_a_field_that_the_format_does_not_have_is_no_silence(chat_model: Path, m
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_text_that_is_held_for_a_mark_is_sent_if_a_stop_string_ends_the_answer(chat_model: Path, stream: bool) -> None:
+    tokenizer = Tokenizer(chat_model)
+    outputs = outputs_of(tokenizer.encode("Hi <tool_caENDx", MAX_TOKENS), [7, 9], has_logprobs=False, has_end=True)
+    served = serve(tokenizer, outputs, stream=stream, stop=("END",), parsing=Parsing(tool_format="hermes"))
+    fields, _, reason = read(asyncio.run(served), stream=stream)
+    assert (fields["content"], reason) == ("Hi <tool_ca", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("call_ids", "pattern"),
     [("random", "call_[0-9a-f]{32}"), ("short", "[0-9a-f]{9}"), ("numbered", "functions.f:2 functions.f:3")],

@@ -139,7 +139,6 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[0].role", [{"role": "", "content": "a"}]),
         ("messages[0].content", [user([{"type": "image_url", "image_url": {}}])]),
         ("messages[0].content", [user(5)]),
-        ("messages[0].content", [user([])]),
         ("messages[0].content", [user([{"type": "text", "text": 5}])]),
         ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
         ("messages[0].tool_calls[0].function.arguments", [called(5)]),
@@ -338,6 +337,22 @@ def test_a_number_without_a_fraction_is_an_integer_as_in_json_schema(schema: Any
 def test_a_template_gets_any_role(role: str, shown: str) -> None:
     read = ChatRequest.model_validate({"messages": [{"role": role, "name": "f", "content": "a"}]})
     assert read.messages_for_template() == [{"role": shown, "name": "f", "content": "a"}]
+
+
+def test_an_empty_list_of_parts_is_an_empty_text() -> None:
+    read = ChatRequest.model_validate({"messages": [{"role": "system", "content": []}, user("a")]})
+    assert read.messages_for_template()[0] == {"role": "system", "content": ""}
+
+
+def test_a_template_gets_thinking_that_it_does_not_refuse() -> None:
+    """gpt-oss's template raises an error for thinking beside a text and calls."""
+    calls = called("{}")["tool_calls"]
+    shown = []
+    for content, some in (("b", calls), (None, calls), ("b", [])):
+        message = {"role": "assistant", "content": content, "reasoning": "hm", "tool_calls": some}
+        read = ChatRequest.model_validate({"messages": [user("a"), message]}).messages_for_template()[1]
+        shown.append((read["reasoning_content"], read.get("thinking"), "tool_calls" in read))
+    assert shown == [("hm", None, True), ("hm", "hm", True), ("hm", "hm", False)]
 
 
 def test_a_message_without_content_is_refused() -> None:
