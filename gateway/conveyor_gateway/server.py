@@ -18,6 +18,7 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable
+from pathlib import Path
 
 from conveyor_api.served_name import root_name
 from conveyor_gateway.admission.doubtful import DoubtfulEngines
@@ -26,6 +27,7 @@ from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.engines.tls import EngineTls
 from conveyor_gateway.listening.admin import AdminApp
 from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
@@ -43,8 +45,8 @@ from conveyor_gateway.settings import Settings
 from conveyor_gateway.sources import ClusterSource, Source
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_http.serving_certificate import ServingCertificate
 from conveyor_process.listening import allow_open_files
+from conveyor_process.serving_certificate import ServingCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ class Server:
         self.opened = asyncio.Event()  # set when both ports are open
         max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
-        self._engines = EngineSession()
+        self._tls = None if settings.engine_authorities is None else EngineTls(settings.engine_authorities)
+        self._engines = EngineSession(self._tls)
         ledger = Ledger(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
         self._catalog = catalog = Catalog()
         self._queues = queues = Queues(
@@ -77,7 +80,7 @@ class Server:
             metrics.drop_service,
             metrics.drop_class,
         )
-        self._doubtful = DoubtfulEngines(catalog.slices, queues, ledger)
+        self._doubtful = DoubtfulEngines(catalog.slices, queues, ledger, self._tls)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
             source.states,
@@ -97,10 +100,9 @@ class Server:
             Deaths(),
         )
         self._open_requests = OpenRequests(parts)
-        folder = settings.tls_folder
-        self._certificate = None if folder is None else ServingCertificate(folder)
+        self._certificate = ServingCertificate(Path(settings.tls_folder)) if settings.tls_folder else None
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
-        admin = AdminApp(catalog, queues, self._readiness, metrics, ledger)
+        admin = AdminApp(catalog, queues, self._readiness, metrics, ledger, self._tls)
         self._admin = Listener(
             admin.handle, settings.admin_host or settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS
         )
@@ -122,7 +124,7 @@ class Server:
             OwnHosts(settings.system_namespace, settings.public_hosts),
             ledger,
             clients,
-            SharedPages(ledger),
+            SharedPages(ledger, self._tls),
             cors,
             lists_all=settings.root_models == "All",
         )
@@ -147,8 +149,8 @@ class Server:
                     tasks.create_task(self._freeze_listed()),
                     tasks.create_task(self._doubtful.look_for_ever()),
                 ]
-                if self._certificate is not None:
-                    background.append(tasks.create_task(self._certificate.follow()))
+                followed = (each for each in (self._certificate, self._tls) if each is not None)
+                background += [tasks.create_task(each.follow()) for each in followed]
                 await stop.wait()
                 await self._drain(end_now)
                 for task in background:

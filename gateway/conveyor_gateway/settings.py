@@ -40,10 +40,16 @@ class Settings:
 
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free port", PORT)
-    tls_folder: Path | None = setting(
+    tls_folder: str = setting(
+        "",
+        "folder with `tls.crt` and `tls.key`, such as a mounted Secret: the port then serves TLS, and loads new files "
+        "within seconds; empty: no TLS",
+        TEXT,
+    )
+    engine_authorities: Path | None = setting(
         None,
-        "folder with `tls.crt` and `tls.key`, such as a mounted Secret. The port of the API then serves TLS, and loads "
-        "new files within seconds. The admin port stays plain. Default: no TLS",
+        "PEM file with the authorities of the engines' certificates, which must be for NAME-engine.NAMESPACE.svc. The "
+        "gateway then connects to all engines by TLS. New files are loaded within seconds. Default: plain HTTP",
         optional(PATH),
     )
     admin_host: str = setting("", "address of the admin port; empty: `host`", TEXT)

@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from conveyor_http.connection import Connection, Port
-from conveyor_http.serving_certificate import HANDSHAKE_SECONDS, ServingCertificate
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import MAX_WAITING, Acceptor, listen, name_peer
+from conveyor_process.serving_certificate import ServingCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -117,5 +117,4 @@ def open_port(
     max_waiting = min(server.max_connections, MAX_WAITING)
     if certificate is None:
         return Acceptor(listen(host, port), server, find_peer, server.full_answer, max_waiting)
-    tls: dict[str, Any] = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-    return Acceptor(listen(host, port), server, find_peer, max_waiting=max_waiting, **tls)
+    return Acceptor(listen(host, port), server, find_peer, max_waiting=max_waiting, **certificate.options)

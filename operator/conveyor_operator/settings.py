@@ -33,6 +33,12 @@ class Settings:
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
     gateway_url: str = setting("", "base URL of the gateway in status.url; empty: the gateway's Service", _URL)
+    engine_tls_secret: str = setting(
+        "",
+        "name of a Secret with tls.crt and tls.key in the namespace of each service; engines then serve TLS. Empty: "
+        "plain HTTP",
+        TEXT,
+    )
     leader_elect: bool = setting(
         False,
         "reconcile only while holding the Lease conveyor-operator in system-namespace",

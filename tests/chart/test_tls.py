@@ -1,6 +1,7 @@
 """Tests the chart with a gateway that serves TLS."""
 
-from tests.chart.installation import CHART, find, helm, render
+import pytest
+from tests.chart.installation import CHART, HelmFailed, find, helm, render
 
 SECRET = "gateway.tls.secretName=gateway-tls"
 URL = "https://conveyor-gateway.conveyor-system.svc.cluster.local"
@@ -37,3 +38,18 @@ def test_a_url_for_clients_takes_precedence() -> None:
 
 def test_without_the_secret_nothing_is_about_tls() -> None:
     assert "tls" not in helm("template", "conveyor", CHART, "--show-only=templates/gateway/deployment.yaml")
+
+
+def test_engines_serve_tls_with_a_secret_of_each_namespace() -> None:
+    objects = render(SECRET, "engine.tls.secretName=engine-tls", "podMonitors.create=true")
+    (operator,) = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]["spec"]["containers"]
+    (gateway,) = find(objects, "Deployment", "conveyor-gateway")["spec"]["template"]["spec"]["containers"]
+    assert "--engine-tls-secret=engine-tls" in operator["args"]
+    assert "--engine-authorities=/etc/conveyor/tls/ca.crt" in gateway["args"]
+    (endpoint,) = find(objects, "PodMonitor", "conveyor-engine")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+
+
+def test_engines_with_tls_need_authorities_that_verify_them() -> None:
+    with pytest.raises(HelmFailed, match=r"needs gateway\.tls\.secretName: its ca\.crt verifies the engines"):
+        render("engine.tls.secretName=engine-tls")

@@ -279,6 +279,12 @@ class EngineConfig:
     drain_timeout_seconds: float = setting(120.0, "how long running requests may continue after SIGTERM", seconds(3600))
     host: str = setting("", "address to listen on; empty: all addresses", TEXT)
     port: int = setting(8000, "port to listen on; 0 = any free port, which is logged", PORT)
+    tls_folder: str = setting(
+        "",
+        "folder with `tls.crt` and `tls.key`, such as a mounted Secret: the port then serves TLS, and loads new files "
+        "within seconds; empty: no TLS",
+        TEXT,
+    )
     padding: Padding | None = setting(
         None,
         "static only; real (the default) = every row is padded to the longest prompt, and is computed until the "

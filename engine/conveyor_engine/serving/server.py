@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 
@@ -31,6 +32,8 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port, listen
+from conveyor_process.serving_certificate import ServingCertificate
+from conveyor_process.settings import SettingsError
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _STUCK_LOOK_SECONDS = 1.0  # during a drain: the time between two checks whether the engine hangs
@@ -40,8 +43,9 @@ _log = logging.getLogger(__name__)
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, and with this project's acceptor of connections."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, certificate: ServingCertificate | None) -> None:
         super().__init__(config)
+        self._certificate = certificate
         self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -50,7 +54,8 @@ class _Server(uvicorn.Server):
         protocol = functools.partial(
             Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        self._acceptors.append(Acceptor(sockets or [], protocol))
+        tls = {} if self._certificate is None else self._certificate.options
+        self._acceptors.append(Acceptor(sockets or [], protocol, **tls))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
@@ -65,10 +70,11 @@ class _Server(uvicorn.Server):
 async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: str = ENGINE_PROGRAM) -> Death | None:
     """Run until a signal arrives, the fork server ends or the engine dies. Return why the engine died, or None.
 
-    Raises ConfigError if it cannot listen on the port.
+    Raises ConfigError if it cannot listen on the port, or cannot load its certificate.
     """
     allow_open_files()
     model = fork_server.model
+    certificate = _load_certificate(config)
     listeners = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name, load_about(config.task).cost_unit, model.adapters)
     engine = EngineClient(config, metrics.observe_step, engine_program)
@@ -82,11 +88,13 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
         uvicorn.Config(
             build_app(state), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
-        )
+        ),
+        certificate,
     )  # fmt: skip
     await workers.start()
     await engine.start()
     gc.freeze()  # exclude loaded objects from collections, which would pause every stream for 0.1 s
+    following = None if certificate is None else asyncio.create_task(certificate.follow())
     serving = asyncio.create_task(server.serve(listeners))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())
@@ -95,11 +103,21 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
         await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
+        if following is not None:
+            following.cancel()
         for listener in listeners:
             listener.close()
         await engine.stop()
         await workers.stop()
     return engine.death
+
+
+def _load_certificate(config: EngineConfig) -> ServingCertificate | None:
+    """Return the certificate of the port; None without TLS. Raises ConfigError."""
+    try:
+        return ServingCertificate(Path(config.tls_folder)) if config.tls_folder else None
+    except SettingsError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -17,13 +17,13 @@ from typing import Final
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full, build_too_many
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.capacity.queries import run_held
 from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import choose_content_type, find_host
+from conveyor_gateway.engines.tls import EngineTls, build_options, build_url
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
@@ -46,9 +46,11 @@ class EnginePage:
     pod: str = ""  # the host name that the engine reports
 
 
-async def fetch_loads(hold: Hold, addresses: Collection[str], timeout_seconds: float) -> dict[str, ReportedLoad]:
+async def fetch_loads(
+    hold: Hold, addresses: Collection[str], timeout_seconds: float, tls: EngineTls | None = None
+) -> dict[str, ReportedLoad]:
     """Return the load of each engine (`host:port`)."""
-    pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds)
+    pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds, tls=tls)
     return {address: parse_load(page) for address, page in pages.items()}
 
 
@@ -66,8 +68,9 @@ class SharedPages:
     clients that wait for it.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, tls: EngineTls | None = None) -> None:
         self._ledger = ledger
+        self._tls = tls
         self._fetches: dict[tuple[str, str], asyncio.Task[EnginePage | GatewayError | None]] = {}
         self._num_waiting = Counter[str]()  # clients by service
 
@@ -94,7 +97,7 @@ class SharedPages:
             raise build_too_many()
         self._num_waiting[service] += 1
         try:
-            fetch_first = partial(_fetch_first, path, engines, max_bytes, timeout_seconds, takes_refusals)
+            fetch_first = partial(_fetch_first, path, engines, max_bytes, timeout_seconds, takes_refusals, self._tls)
             found = await asyncio.shield(self._share(hold.owner, path, fetch_first))
         finally:
             self._num_waiting[service] -= 1
@@ -123,7 +126,13 @@ class SharedPages:
 
 
 async def _fetch_first(
-    path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float, takes_refusals: bool, hold: Hold
+    path: str,
+    engines: Sequence[str],
+    max_bytes: int,
+    timeout_seconds: float,
+    takes_refusals: bool,
+    tls: EngineTls | None,
+    hold: Hold,
 ) -> EnginePage | None:
     """Try engines one after the other. An engine gets an equal part of the time that is left.
 
@@ -135,7 +144,7 @@ async def _fetch_first(
         for number, address in enumerate(tried):
             seconds = max(0.001, (until - loop.time()) / (len(tried) - number))
             try:
-                page = await _fetch(session, hold, address, path, seconds, max_bytes)
+                page = await _fetch(session, tls, hold, address, path, seconds, max_bytes)
             except NoMemory:
                 raise build_memory_full() from None
             if page is not None and (page.status == 200 or (takes_refusals and 400 <= page.status < 500)):
@@ -144,7 +153,13 @@ async def _fetch_first(
 
 
 async def fetch(
-    hold: Hold, addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
+    hold: Hold,
+    addresses: Collection[str],
+    path: str,
+    timeout_seconds: float,
+    max_bytes: int = MAX_BYTES,
+    *,
+    tls: EngineTls | None = None,
 ) -> dict[str, EnginePage | None]:
     """Fetch a page from each engine (`host:port`), from _MAX_AT_ONCE at a time. All together have `timeout_seconds`.
 
@@ -158,7 +173,7 @@ async def fetch(
         async def go_on() -> None:
             for address in remaining:
                 with contextlib.suppress(NoMemory):
-                    pages[address] = await _fetch(session, hold, address, path, timeout_seconds, max_bytes)
+                    pages[address] = await _fetch(session, tls, hold, address, path, timeout_seconds, max_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -175,13 +190,20 @@ def _open_session() -> aiohttp.ClientSession:
 
 
 async def _fetch(
-    session: aiohttp.ClientSession, hold: Hold, address: str, path: str, timeout_seconds: float, max_bytes: int
+    session: aiohttp.ClientSession,
+    tls: EngineTls | None,
+    hold: Hold,
+    address: str,
+    path: str,
+    timeout_seconds: float,
+    max_bytes: int,
 ) -> EnginePage | None:
     """Fetch a page from one engine. Raises NoMemory."""
-    url, timeout = URL(f"http://{address}{path}", encoded=True), aiohttp.ClientTimeout(total=timeout_seconds)
-    headers = {"Host": find_host(hold.owner.service, address)}
+    service, timeout = hold.owner.service, aiohttp.ClientTimeout(total=timeout_seconds)
+    options = {"headers": {"Host": find_host(service, address)}, **build_options(tls, service, address)}
+    url = build_url(tls, address, path)
     try:
-        async with session.get(url, headers=headers, allow_redirects=False, timeout=timeout) as response:
+        async with session.get(url, allow_redirects=False, timeout=timeout, **options) as response:
             body = await read_answer(response.content, max_bytes, hold.reserve)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

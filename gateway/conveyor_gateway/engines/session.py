@@ -12,7 +12,6 @@ from typing import Final
 from urllib.parse import unquote
 
 import aiohttp
-from yarl import URL
 
 from conveyor_gateway.capacity.ledger import Hold
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
@@ -29,6 +28,7 @@ from conveyor_gateway.engines.exchange import (
     describe,
 )
 from conveyor_gateway.engines.headers import find_host
+from conveyor_gateway.engines.tls import EngineTls, build_options, build_url
 from conveyor_gateway.usage import MAX_REPORT_BYTES, parse_usage
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH, UsedTokens
@@ -54,9 +54,10 @@ _PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 
 class EngineSession:
-    """Connections to all engines."""
+    """Connections to all engines. tls: None for plain HTTP."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: EngineTls | None = None) -> None:
+        self._tls = tls
         self._session = aiohttp.ClientSession(
             connector=Connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -83,10 +84,17 @@ class EngineSession:
         self, hold: Hold, method: str, address: str, headers: dict[str, str], seconds: float | None = None
     ) -> bool:
         hold.check()
-        url, headers = f"http://{address}{PLACE_PATH}", {"Host": find_host(hold.owner.service, address), **headers}
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        service, url = hold.owner.service, build_url(self._tls, address, PLACE_PATH)
+        options = build_options(self._tls, service, address)
         try:
-            response = await self._session.request(method, url, headers=headers, allow_redirects=False, timeout=timeout)
+            response = await self._session.request(
+                method,
+                url,
+                headers={"Host": find_host(service, address), **headers},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS),
+                **options,
+            )
         except (aiohttp.ClientError, OSError):
             return False
         response.release()
@@ -97,10 +105,11 @@ class EngineSession:
         hold.check()
         try:
             async with self._session.get(
-                URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
+                build_url(self._tls, address, f"{USAGE_PATH}?key={key}"),
                 headers={"Host": find_host(hold.owner.service, address)},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
+                **build_options(self._tls, hold.owner.service, address),
             ) as response:
                 return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES, hold.reserve)))
         except (AnswerTooLong, NoMemory, aiohttp.ClientError, OSError, TimeoutError):
@@ -135,11 +144,12 @@ class EngineSession:
         try:
             return await self._session.request(
                 "POST",
-                URL(f"http://{address}{request.path}", encoded=True),
+                build_url(self._tls, address, request.path),
                 headers=request.headers,
                 data=_payload(request),
                 allow_redirects=False,
                 timeout=_limit_connecting(connect_seconds),
+                **build_options(self._tls, request.hold.owner.service, address),
             )
         except aiohttp.ConnectionTimeoutError as error:
             had_its_time = connect_seconds >= _CONNECT_SECONDS

@@ -14,6 +14,7 @@ from conveyor_api.names import (
 )
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
+from conveyor_gateway.engines.tls import EngineTls
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.pages.activity import read_activity
 from conveyor_gateway.pages.demand import encode_demand, read_demand
@@ -29,8 +30,15 @@ class AdminApp:
     """The handler for port 8081."""
 
     def __init__(
-        self, catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics, ledger: Ledger
+        self,
+        catalog: Catalog,
+        queues: Queues,
+        readiness: Readiness,
+        metrics: Metrics,
+        ledger: Ledger,
+        tls: EngineTls | None,
     ) -> None:
+        self._tls = tls
         self._catalog = catalog
         self._ledger = ledger
         self._queues = queues
@@ -62,7 +70,7 @@ class AdminApp:
         only = request.query.get("service")
         if only is None:
             return await send_pieces(request, "application/json", encode_demand(self._queues))
-        return build_json(await read_demand(self._queues, self._ledger, only), find_request_id(request))
+        return build_json(await read_demand(self._queues, self._ledger, only, self._tls), find_request_id(request))
 
     async def _send_activity(self, request: BaseRequest) -> Response:
         self._check_synced()
@@ -71,7 +79,9 @@ class AdminApp:
     async def _send_start(self, request: BaseRequest) -> Response:
         self._check_synced()
         service, pod = (request.query.get(key, "") for key in ("service", "pod"))
-        return build_json(await read_start(self._catalog, self._ledger, service, pod), find_request_id(request))
+        return build_json(
+            await read_start(self._catalog, self._ledger, service, pod, self._tls), find_request_id(request)
+        )
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

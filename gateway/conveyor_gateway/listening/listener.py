@@ -21,9 +21,9 @@ from conveyor_gateway.responses import build_error, find_request_id
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_http.framing import UnknownCoding
 from conveyor_http.server import Server, find_peer, open_port
-from conveyor_http.serving_certificate import ServingCertificate
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import close_port
+from conveyor_process.serving_certificate import ServingCertificate
 
 logger = logging.getLogger(__name__)
 

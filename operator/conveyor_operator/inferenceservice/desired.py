@@ -32,6 +32,7 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_public_service,
     build_service_account,
 )
+from conveyor_operator.inferenceservice.manifests.tls import with_tls
 from conveyor_operator.inferenceservice.observed import ClaimModes, DeploymentState, Observed
 from conveyor_operator.inferenceservice.rollback import Verdict, find_rolled_back, judge_rollout
 from conveyor_operator.inferenceservice.rollout import Rollout, plan_rollout
@@ -99,6 +100,8 @@ def build_desired(
     owner = build_owner(service.namespace, service.name, service.metadata.uid, spec.metadata)
     config = build_engine_config(owner, spec, settings.has_ipv6)
     template = build_pod_template(owner, spec, config, settings.user_id, settings.cluster_domain)
+    if settings.engine_tls_secret:
+        template = with_tls(template, settings.engine_tls_secret, spec.runtime)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +13,7 @@ from tests.gateway.engine_servers import begin_stream, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_http.serving_certificate import ServingCertificate
+from conveyor_process.serving_certificate import ServingCertificate
 from conveyor_process.settings import SettingsError
 from e2e.cluster.certificates import Authority
 
@@ -23,8 +23,9 @@ NAMES = ("127.0.0.1", "conveyor-gateway.conveyor-system.svc")
 class Secret:
     """A folder like that of a mounted Secret: the kubelet replaces all its files at once, by a symbolic link."""
 
-    def __init__(self, folder: Path, authority: Authority) -> None:
+    def __init__(self, folder: Path, authority: Authority, names: Sequence[str] = NAMES) -> None:
         self.folder = folder
+        self._names = names
         self._authority = authority
         self._number = 0
         folder.mkdir()
@@ -35,7 +36,7 @@ class Secret:
     def renew(self) -> bytes:
         """Issue a new certificate and return it."""
         self._number += 1
-        pair = self._authority.issue(f"gateway-{self._number}", "gateway", names=NAMES)
+        pair = self._authority.issue(f"gateway-{self._number}", "gateway", names=self._names)
         self.write(pair.certificate.read_bytes(), pair.key.read_bytes())
         return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
 

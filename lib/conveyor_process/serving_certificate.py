@@ -7,13 +7,13 @@ import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS: Final = 5.0
+_HANDSHAKE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 
 
@@ -29,6 +29,11 @@ class ServingCertificate:
             self.context.load_cert_chain(self._chain, self._key)
         except OSError as error:  # ssl.SSLError is one
             raise SettingsError(f"cannot serve with {self._chain} and {self._key}: {error}") from error
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a `listening.Acceptor`."""
+        return {"ssl": self.context, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
 
     async def follow(self) -> None:
         """Load each new certificate, until cancelled. If it cannot be loaded, the last one stays.
