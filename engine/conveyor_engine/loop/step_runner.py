@@ -5,12 +5,13 @@ Used by `core` and `overlap`. Without torch, so that the scheduler's property te
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-FAILED = "the engine could not compute this request: its step failed, and failed again in a smaller batch"
+FAILED = "the engine could not compute this request: its step failed, and failed again alone"
 _log = logging.getLogger(__name__)
 
 
@@ -29,18 +30,13 @@ def _compute(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepRe
 def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     """Handle a step that raised. No other step may be open.
 
-    The step is run again in two halves. So a step that did not fit into memory succeeds, and a request that the model
-    cannot compute ends at most half of its batch. If a half fails too, a step of one token is run. If that raises, the
-    device is broken, and the exception is raised here. If rows have states, their requests begin again instead,
-    each alone.
+    The step is run again in two halves, and a half that fails too in its own halves. So a step that did not fit into
+    memory succeeds, and a request that the model cannot compute ends alone, after as many steps of its batch as the
+    batch can be halved. If a request has failed, a step of one token is run. If that raises, the device is broken, and
+    the exception is raised here. If rows have states, their requests begin again instead, each alone.
     """
     executor.free_memory()
-    if scheduler.restarts:
-        has_failed = scheduler.restart(plan, FAILED)
-    else:
-        results = [_run_or_fail(scheduler, executor, half) for half in scheduler.halve(plan)]
-        has_failed = not all(results)
-    if has_failed:
+    if scheduler.restart(plan, FAILED) if scheduler.restarts else _run_halves(scheduler, executor, plan):
         with scheduler.dummy_plan() as dummy:
             compute(executor, dummy)
 
@@ -63,9 +59,17 @@ def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResu
     return True
 
 
-def _run_or_fail(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
-    if conclude(scheduler, plan, lambda: _compute(scheduler, executor, plan)):
-        return True
-    scheduler.fail(plan, FAILED)
-    executor.free_memory()
-    return False
+def _run_halves(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
+    """Return whether a request has failed."""
+    has_failed = False
+    for half in scheduler.halve(plan):
+        if conclude(scheduler, half, partial(_compute, scheduler, executor, half)):
+            continue
+        if len(half.rows) > 1:
+            executor.free_memory()
+            has_failed |= _run_halves(scheduler, executor, half)
+        else:
+            scheduler.fail(half, FAILED)
+            executor.free_memory()
+            has_failed = True
+    return has_failed

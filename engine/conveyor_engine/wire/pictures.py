@@ -34,9 +34,13 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     num_places: int  # placeholders in the prompt; each gets one feature
     tensors: dict[str, PictureTensor]
 
-    def digest(self) -> bytes:
-        """Return a hash of the content, 128 bits long, so that no client can forge a hit in a cache."""
+    def digest(self, cache_salt: str | None = None) -> bytes:
+        """Return a hash of the content, 128 bits long, so that no client can forge a hit in a cache.
+
+        With another salt it is another one, so that features are shared only with requests of the same salt.
+        """
         digest = blake2b(digest_size=16, person=b"picture")
+        digest.update(msgspec.msgpack.encode(cache_salt))
         digest.update(msgspec.msgpack.encode(self))
         return digest.digest()
 

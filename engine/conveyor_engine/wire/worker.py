@@ -5,6 +5,7 @@ Used by `serving.preparing`: `pool` sends jobs, and `process` runs them.
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final, Self
 
 import msgspec
@@ -34,7 +35,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
         grammar_bytes: size of the grammar that they share, which is counted for the first request only.
         """
-        sizes = {each.request_id: len(each.prompt_token_ids) + len(each.payload) // 4 for each in requests}
+        sizes = {each.request_id: len(each.prompt_token_ids) for each in requests}
+        for payload, choices in groupby(requests, lambda each: each.payload):  # choices of one prompt share its payload
+            sizes[next(choices).request_id] += len(payload) // 4
         sizes[requests[0].request_id] += grammar_bytes // 4
         return cls(sizes, encode_frame(Add.of(requests)))
 

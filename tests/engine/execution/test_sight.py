@@ -264,6 +264,7 @@ def test_a_processor_is_loaded_without_the_model_s_code(tmp_path: Path) -> None:
     picture, text = reader.read(make_image(60, 60, 1))
     assert text == reader.mark * picture.num_places
     assert reader.read(make_image(60, 60, 2))[0].digest() != picture.digest()
+    assert len({picture.digest(salt) for salt in (None, "", "a", "b")}) == 4, "salts share no features"
 
 
 def test_no_adapter_changes_the_parts_that_compute_images(seeing: GetSeeing) -> None:

@@ -47,14 +47,18 @@ def planned(scheduler: Scheduler) -> StepPlan:
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic", "continuous"])
-def test_a_request_that_the_model_cannot_compute_ends_with_half_of_its_batch_at_most(mode: str) -> None:
+@pytest.mark.parametrize("poisoned", ["a", "d", "ac", "abd", "abcd"])
+def test_requests_that_the_model_cannot_compute_end_alone(mode: str, poisoned: str) -> None:
     scheduler, model = make_scheduler(mode), PretendedModel(4)
     for name in "abcd":
         scheduler.add_request(make_request(name, [ord(name)] * 5))
-    model.poison.add(scheduler.requests["d"].sampling.seed)
+    model.poison |= {scheduler.requests[name].sampling.seed for name in poisoned}
     last = run_all(scheduler, model)
-    assert {name for name, output in last.items() if output.finish_reason is FinishReason.LENGTH} == {"a", "b"}
-    assert {(last[name].finish_reason, last[name].message) for name in "cd"} == {(FinishReason.ERROR, FAILED)}
+    ended = {name: (output.finish_reason, output.message) for name, output in last.items()}
+    assert ended == {
+        name: (FinishReason.ERROR, FAILED) if name in poisoned else (FinishReason.LENGTH, ended[name][1])
+        for name in "abcd"
+    }
 
 
 def test_a_step_too_large_for_the_memory_fails_nobody() -> None:
@@ -110,7 +114,7 @@ def test_whoever_shares_a_prefix_that_was_not_written_computes_it() -> None:
         scheduler.add_request(make_request(name, [*range(100, 112), ord(name)]))
     model.poison.add(scheduler.requests["a"].sampling.seed)
     last = run_all(scheduler, model)
-    assert [last[name].finish_reason for name in "abcd"] == [*[FinishReason.ERROR] * 2, *[FinishReason.LENGTH] * 2]
+    assert [last[name].finish_reason for name in "abcd"] == [FinishReason.ERROR, *[FinishReason.LENGTH] * 3]
 
 
 def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() -> None:

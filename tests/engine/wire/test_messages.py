@@ -36,6 +36,7 @@ from conveyor_engine.wire.request import (
     Thinking,
     TokenLogprobs,
 )
+from conveyor_engine.wire.worker import Part
 from conveyor_protocol.failure_reasons import FailureReason
 
 TO_ENGINE: list[ToEngine] = [
@@ -116,3 +117,11 @@ def test_a_frame_that_the_end_of_the_stream_cuts_off_is_dropped(num_cut: int) ->
     data = encode_frame(Heartbeat(0.5)) + encode_frame(LoadingLine("event=x"))
     payloads = [from_engine_decoder.decode(p) for p in read_payloads(io.BytesIO(data[: len(data) - num_cut]))]
     assert payloads == [Heartbeat(0.5), LoadingLine("event=x")][: 1 if num_cut else 2]
+
+
+def test_the_payload_of_a_prompt_counts_once_for_all_its_choices() -> None:
+    payloads = {"a0": b"x" * 4000, "a1": b"x" * 4000, "b": b"y" * 400, "c": b""}
+    requests = [
+        EngineRequest(request_id=name, prompt_token_ids=[1, 2], payload=payload) for name, payload in payloads.items()
+    ]
+    assert Part.of(requests, grammar_bytes=40).num_tokens_of == {"a0": 1012, "a1": 2, "b": 102, "c": 2}

@@ -4,7 +4,7 @@ Used by all kinds of bodies with messages. Runs in the workers of `process`. For
 `ServedModel.reader` is its `tasks.generate.chat_pictures.ChatPictures`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from conveyor_engine.errors import InvalidRequest
@@ -42,18 +42,37 @@ def read_conversation(
     if images and truncation is not None:
         raise _refuse("a prompt with images cannot be truncated")
     text = whole = _render(model, fields, messages, facts.max_model_len)
-    shown = [_read_image(model, image, number, facts) for number, image in enumerate(images)]
+    shown = _read_images(model, images, facts)
     if images:
+        _check_texts([messages, fields.variables()], model.reader.mark)
         whole = _insert(text, model.reader.mark, [each for _, each in shown])
     token_ids = model.tokenizer.encode(
         whole, facts.max_model_len, add_special_tokens=add_special_tokens, param="messages", truncation=truncation
     )
-    return Conversation(text, token_ids, _place([picture for picture, _ in shown], token_ids, facts.image_place))
+    pictures = [picture for picture, _ in shown]
+    return Conversation(text, token_ids, _place(pictures, token_ids, facts.image_place, fields.cache_salt))
 
 
 def _render(model: ServedModel, fields: ChatRequest, messages: list[dict[str, Any]], longest: int) -> str:
     fields.tool_use.check_size()
     return model.tokenizer.render_chat(messages, longest, fields.variables(), fields.rendering())
+
+
+def _read_images(model: ServedModel, images: Sequence[dict[str, Any]], facts: ModelFacts) -> list[tuple[Picture, str]]:
+    """Read each image once, however often it is there, and none behind those that fill the context."""
+    read: dict[tuple[str, bool], tuple[Picture, str]] = {}
+    shown, num_places = [], 0
+    for number, image in enumerate(images):
+        key = image["data"], image["is_small"]
+        if key not in read:
+            read[key] = _read_image(model, image, number, facts)
+        shown.append(read[key])
+        num_places += read[key][0].num_places
+        if num_places > facts.max_model_len:
+            raise _refuse(
+                f"the first {number + 1} images have {num_places} tokens, and the context has {facts.max_model_len}"
+            )
+    return shown
 
 
 def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: ModelFacts) -> tuple[Picture, str]:
@@ -64,18 +83,40 @@ def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: M
     return picture
 
 
+def _check_texts(values: object, mark: str) -> None:
+    """Raise InvalidRequest if a text, or texts behind one another, contain the mark that stands for an image.
+
+    If the template leaves an image out, that mark would become its place.
+    """
+    if mark in "".join(_find_texts(values)):
+        raise _refuse(f"no text may contain {mark!r} if the messages have images, because it stands for an image")
+
+
+def _find_texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _find_texts(inner) if name != "type" else ()
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _find_texts(inner)
+
+
 def _insert(text: str, mark: str, shown: Sequence[str]) -> str:
     """Replace each mark in the text by what stands for its image."""
     first, *rest = text.split(mark)
     if len(rest) != len(shown):
         raise _refuse(
-            f"the model's chat template shows {len(rest)} images, and the messages have {len(shown)}: "
-            f"no text may contain {mark!r}"
+            f"the model's chat template shows {len(rest)} images, and the messages have {len(shown)}: put images where "
+            "it shows them, such as into messages of the user"
         )
     return first + "".join(each + behind for each, behind in zip(shown, rest, strict=True))
 
 
-def _place(pictures: Sequence[Picture], token_ids: Sequence[int], place_id: int | None) -> list[PlacedPicture]:
+def _place(
+    pictures: Sequence[Picture], token_ids: Sequence[int], place_id: int | None, cache_salt: str | None
+) -> list[PlacedPicture]:
     """Find the tokens that stand for each picture."""
     if not pictures:
         return []
@@ -86,7 +127,7 @@ def _place(pictures: Sequence[Picture], token_ids: Sequence[int], place_id: int 
     for picture in pictures:
         span = places[done : done + picture.num_places]
         done += picture.num_places
-        placed.append(PlacedPicture(PictureSpan(span[0], span[-1] + 1, picture.digest()), picture))
+        placed.append(PlacedPicture(PictureSpan(span[0], span[-1] + 1, picture.digest(cache_salt)), picture))
     return placed
 
 

@@ -222,10 +222,15 @@ def test_images_of_any_kind_are_read(seeing: Seeing, image: Image.Image) -> None
 
 
 def test_a_text_with_the_image_s_token_is_refused_beside_images_only(seeing: Seeing) -> None:
-    with pytest.raises(openai.BadRequestError, match="no text may contain '<image>'"):
-        seeing.openai.chat.completions.create(
-            model="tiny", messages=chat(as_url(IMAGES[0]), question="<image>"), max_tokens=1
-        )
+    in_call = {"type": "function", "id": "a", "function": {"name": "f", "arguments": '{"a": "<image>"}'}}
+    in_parts = [{"type": "text", "text": text} for text in ("<ima", "ge>")]
+    for messages in (
+        chat(as_url(IMAGES[0]), question="<image>"),
+        [{"role": "user", "content": [*chat(as_url(IMAGES[0]))[0]["content"], *in_parts]}],
+        [*chat(as_url(IMAGES[0])), {"role": "assistant", "tool_calls": [in_call]}],
+    ):
+        with pytest.raises(openai.BadRequestError, match="no text may contain '<image>'"):
+            seeing.openai.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
     seeing.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<image>"}], max_tokens=1)
 
 
@@ -244,8 +249,22 @@ def test_content_that_no_model_reads_is_refused(seeing: Seeing, messages: Any, p
 
 
 def test_a_prompt_with_images_that_does_not_fit_is_refused(seeing: Seeing) -> None:
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens"):
-        seeing.openai.chat.completions.create(model="tiny", messages=chat(as_url(IMAGES[0])) * 30, max_tokens=1)
+    for count, problem in (
+        (20, "maximum context length is 512 tokens"),
+        (60, r"images have 5\d\d tokens, and the con"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=problem):
+            seeing.openai.chat.completions.create(model="tiny", messages=chat(as_url(IMAGES[0])) * count, max_tokens=1)
+
+
+def test_choices_share_a_prompt_s_images(seeing: Seeing) -> None:
+    """The memory of an image counts once: 128 times an image of two megapixels would exceed the limit."""
+    large = make_image(1400, 1400, 1)
+    answer = seeing.openai.chat.completions.create(
+        model="tiny", messages=chat(*[as_url(large)] * 2), max_tokens=2, n=128, temperature=0
+    )
+    assert len({choice.message.content for choice in answer.choices}) == 1
+    assert seeing.openai.chat.completions.create(model="tiny", messages=chat(as_url(IMAGES[0])), max_tokens=1)
 
 
 def test_a_prompt_with_images_is_not_truncated(seeing: Seeing) -> None:

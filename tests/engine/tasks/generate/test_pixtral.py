@@ -10,6 +10,7 @@ import pytest
 from tests.engine.seeing_models import make_image, save_seeing_model
 
 from conveyor_engine.tasks.generate.chat_pictures import load_chat_pictures
+from conveyor_engine.tasks.generate.execution.sight import unpack
 
 # As published with Mistral Small 3.1, with smaller images.
 _IMAGES = {
@@ -34,7 +35,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
     return type("PixtralProcessor", (PixtralProcessor,), {"check_argument_for_proper_class": lambda *_: None})
 
 
-@pytest.mark.parametrize("size", [(100, 60), (28, 28), (20, 300), (1, 90), (141, 140)])
+@pytest.mark.parametrize("size", [(100, 60), (29, 28), (20, 300), (1, 90), (141, 140)])
 def test_images_are_read_as_by_transformers(tmp_path: Path, theirs: Any, size: tuple[int, int]) -> None:
     save_seeing_model("mistral3", tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(_IMAGES))
@@ -50,3 +51,14 @@ def test_images_are_read_as_by_transformers(tmp_path: Path, theirs: Any, size: t
     assert picture.num_places == text.count("[IMG]")
     assert picture.tensors["pixel_values"].data == expected["pixel_values"].tobytes()
     assert picture.tensors["image_sizes"].shape == (1, 2)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (28, 28), (20, 9), (1, 27)])
+def test_an_image_that_would_be_one_token_is_enlarged(tmp_path: Path, size: tuple[int, int]) -> None:
+    """The encoder of transformers' Mistral 3 raises for one token."""
+    model = save_seeing_model("mistral3", tmp_path)
+    picture, _ = load_chat_pictures(tmp_path).read(make_image(*size, seed=1))
+    assert picture.num_places > 1
+    inputs = {name: unpack(picture, name) for name in picture.tensors}
+    (features,) = model.base_model.get_image_features(**inputs, return_dict=True).pooler_output
+    assert len(features) == picture.num_places

@@ -57,6 +57,7 @@ class Seen(NamedTuple):
 class _Row:
     """The pictures of a row, and the places of their features in its prompt."""
 
+    payload: bytes  # what the pictures were decoded from
     pictures: list[PlacedPicture]
     places: npt.NDArray[np.int64]  # positions of all placeholders, ascending
     positions: npt.NDArray[np.int64]  # (3, prompt): of each token, for the model's rotary embedding
@@ -120,14 +121,21 @@ class Sight:
         self._rows.pop(admitted.row, None)
         if not admitted.payload:
             return 0
-        pictures = decode_pictures(admitted.payload)
+        pictures = self._decode(admitted.payload)
         assert admitted.sampling is not None
         prompt = np.array(admitted.token_ids[: admitted.sampling.num_prompt_tokens], dtype=np.int64)
         places = np.flatnonzero(prompt == self.place_id)
         assert len(places) == sum(each.picture.num_places for each in pictures), "a worker checks the placeholders"
         positions, shift = self._find_positions(prompt, pictures)
-        self._rows[admitted.row] = _Row(pictures, places, positions, shift, _find_ends(len(prompt), places))
+        self._rows[admitted.row] = _Row(
+            admitted.payload, pictures, places, positions, shift, _find_ends(len(prompt), places)
+        )
         return shift
+
+    def _decode(self, payload: bytes) -> list[PlacedPicture]:
+        """Return the pictures of a payload. Choices of one prompt share them."""
+        same = (row.pictures for row in self._rows.values() if row.payload == payload)
+        return next(same, None) or decode_pictures(payload)
 
     def _find_positions(
         self, prompt: npt.NDArray[np.int64], pictures: Sequence[PlacedPicture]
@@ -149,7 +157,7 @@ class Sight:
             if computed < found.end:
                 is_in = True
             elif found.pictures:  # they are not needed again: a row that begins again is admitted with them
-                self._rows[row] = replace(found, pictures=[])
+                self._rows[row] = replace(found, payload=b"", pictures=[])
         return is_in
 
     def see(self, layout: Layout, input_ids: torch.Tensor) -> Seen:
