@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conveyor_engine.execution import native
+from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.trial import random, same
 from conveyor_engine.execution.native.experts import PackedExperts
 
@@ -29,13 +29,16 @@ class Experts(nn.Module):
 
 
 def experts_of(experts: nn.Module) -> Experts | None:
-    """Return our module for experts with a gate and SiLU; None if the module is not such experts, or not on a CPU."""
+    """Return our module for experts with a gate and SiLU; None if the module is not such experts.
+
+    Also returns None if the compiled kernels do not compute linear layers of this type here.
+    """
     weights = dict(experts.named_parameters(recurse=False))
     if weights.keys() != _WEIGHTS or any(True for _ in experts.buffers()):
         return None
     gate_up, down = weights["gate_up_proj"].data, weights["down_proj"].data
     is_gated = gate_up.dim() == down.dim() == 3 and gate_up.shape == (len(down), 2 * down.shape[2], down.shape[1])
-    if not is_gated or down.device.type != "cpu" or native.why_missing() or not native.supports(down.dtype):
+    if not is_gated or linear_kind(LinearSpec(down.device.type, down.dtype)) != "native":
         return None
     act = getattr(experts, "act_fn", None)
     probe = random(3, 64, like=down)

@@ -24,7 +24,8 @@ def experts_in(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
 
 @pytest.mark.parametrize("instructions", ["generic", "avx2", "avx512", "avx512bf16", "amx"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_experts_of_each_family_are_replaced_by_every_instruction_set(kind: str, instructions: str) -> None:
+def test_experts_of_each_family_are_replaced_where_linear_layers_are(kind: str, instructions: str) -> None:
+    """Without vector instructions, torch's own kernels are as good."""
     before = native.isa()
     if not native.use_isa(instructions):
         pytest.skip(f"this CPU or this build has no {instructions}")
@@ -32,7 +33,7 @@ def test_experts_of_each_family_are_replaced_by_every_instruction_set(kind: str,
         for dtype in (torch.float32, torch.bfloat16):
             found = [part for part in experts_in(kind, dtype) if isinstance(part.gate_up_proj, nn.Parameter)]
             assert found
-            assert all(isinstance(experts_of(part), Experts) for part in found)
+            assert all(isinstance(experts_of(part), Experts) == (instructions != "generic") for part in found)
     finally:
         native.use_isa(before)
 
