@@ -19,6 +19,7 @@ class _DatedMetadata(Identity):
 class _Engine(TypedDict):
     maxModelLen: NotRequired[Any]
     image: NotRequired[Any]
+    device: NotRequired[Any]  # a rule of the spec compares it with `model.quantization`
 
 
 class _Autoscaling(TypedDict):
