@@ -5,7 +5,7 @@ come from a tenant, and no code in them is run. A model's own part of the proces
 encoder reads, and the text that stands for a picture in a prompt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +20,49 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.images.decoding import ASPECT_MAX, SHOWN_PIXELS_MAX
 from conveyor_engine.images.processor import ERRORS
 from conveyor_engine.model_files import has_image_processor, read_object
-from conveyor_engine.tasks.generate.pixtral import PixtralProcessor
 from conveyor_engine.wire.pictures import Picture, PictureTensor
 
 _TYPES: Final = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}
 _ALIKE: Final = {"SmolVLMProcessor": "Idefics3Processor"}  # the same for images; the first also needs num2words
-_OWN: Final = {"PixtralProcessor": PixtralProcessor}
 _ASPECT_RATIOS: Final = (1, 2, 1 / 2, 4, 1 / 4, ASPECT_MAX, 1 / ASPECT_MAX)
 _NAMING_FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+class PixtralProcessor(ProcessorMixin):  # type: ignore[misc]
+    """Reads images for Pixtral and Mistral 3, as transformers' class of this name, which needs torchvision.
+
+    Its settings have the names of that class.
+    """
+
+    def __init__(
+        self, image_processor: Any = None, tokenizer: Any = None, patch_size: int = 16, spatial_merge_size: int = 1,
+        chat_template: str | None = None, image_token: str = "[IMG]", image_break_token: str = "[IMG_BREAK]",
+        image_end_token: str = "[IMG_END]", **_: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token, self.image_break_token, self.image_end_token = image_token, image_break_token, image_end_token
+        self._side = patch_size * spatial_merge_size  # pixels for each placeholder
+        self._is_mistral = spatial_merge_size > 1
+
+    def _process_images(self, images: Any, **options: Any) -> Any:
+        images = [self._enlarge(image) for image in images]
+        return super()._process_images(images, **options | {"patch_size": self._side})
+
+    def _enlarge(self, image: Image.Image) -> Image.Image:
+        """Return an image with two placeholders at least. With one, the encoder of transformers' Mistral 3 raises."""
+        longer = max(image.size)
+        if longer > self._side or not self._is_mistral:
+            return image
+        width, height = (max(1, 2 * self._side * pixels // longer) for pixels in image.size)
+        return image.resize((width, height))
+
+    def replace_image_token(self, image_inputs: Mapping[str, Sequence[Any]], image_idx: int, **_: Any) -> str:
+        """Return the text that stands for an image: rows of placeholders, with a token between them and one behind."""
+        height, width = (int(pixels) // self._side for pixels in image_inputs["image_sizes"][image_idx])
+        return self.image_break_token.join([self.image_token * width] * height) + self.image_end_token
+
+
+_OWN: Final = {"PixtralProcessor": PixtralProcessor}
 
 
 class ChatPictures:
