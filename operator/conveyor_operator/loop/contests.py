@@ -56,11 +56,14 @@ class Contest:
 
 
 def explain(id: ChildId, before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> str:
-    """Return who keeps changing which fields of a child. before: the child with the edit; None if it was deleted."""
+    """Return who keeps changing which fields of a child. before: the child with the edit; None if it was deleted.
+
+    The other writer may not have edited the child again yet. Then the fields are not known.
+    """
     changed = sorted(_find_changes(_content(before), _content(after))) if before is not None else []
     who = _find_manager(before, changed) if before is not None else ""
     fields = ", ".join(".".join(path) for path in changed[:3]) + (", ..." if len(changed) > 3 else "")
-    does = f"changing {fields} of" if before is not None else "deleting"
+    does = "deleting" if before is None else f"changing {fields} of" if changed else "changing"
     return (
         f"{who or 'somebody'} keeps {does} {' '.join(id)}, so Conveyor restores it only every few minutes. Change the "
         "InferenceService instead, or stop the other writer"
