@@ -60,7 +60,8 @@ class ModelStatus(_StatusModel):
     task: Annotated[str, Field(max_length=63)] | None = None
     """Task of the model: `spec.task`, or the one detected from its files."""
     quantization: Annotated[str, Field(max_length=63)] | None = None
-    """Format of quantized weights, as the model's files name it. Conveyor's engine computes with 16 bits."""
+    """Format of quantized weights, as the model's files name it. Conveyor's engine computes with
+    16 bits, except with some formats on CPUs."""
 
 
 class MetricStatus(_StatusModel):

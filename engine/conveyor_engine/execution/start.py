@@ -97,10 +97,10 @@ class RunnerStart:
         check_experts(model, self.config.quantization)
         if self.config.attention_backend != "torch":
             whole_layers = self.device.type != "cpu" or not self._partial_sums
-            quantizer = Quantizer(model, self.config.quantization) if self.config.quantization else None
+            quantizer = Quantizer(model, self.config.quantization)
             fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-            if quantizer is not None:
+            if quantizer.num_rounded:
                 self.progress(f"event=weights_rounded {quantizer.summary}")
         add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")

@@ -13,6 +13,7 @@ from torch import nn
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
+from conveyor_engine.execution.models.quantized.rounding import join_grids
 
 Linear = nn.Linear | PackedLinear
 Kind = Literal["native", "onednn", "torch"]
@@ -52,7 +53,9 @@ def build_linear(linears: Sequence[nn.Linear]) -> Linear:
     bias = torch.cat(biases) if biases else None
     if kind == "torch":
         return _plain(weight, bias)
-    return NativeLinear(weight, bias) if kind == "native" else OneDnnLinear(weight, bias)
+    if kind == "onednn":
+        return OneDnnLinear(weight, bias)
+    return NativeLinear(weight, bias, join_grids([getattr(linear, "grid", None) for linear in linears]))
 
 
 def stackable(linears: Sequence[nn.Linear]) -> bool:

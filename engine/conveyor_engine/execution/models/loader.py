@@ -20,6 +20,7 @@ from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
+from conveyor_engine.execution.models.quantized.grids import keep_grids
 from conveyor_engine.execution.models.quantized.reading import Restoring
 from conveyor_engine.execution.models.towers import put_back, take_towers
 
@@ -70,6 +71,8 @@ def load_model(
             raise ModelError(f"the checkpoint in {path} is damaged: {restoring.failure}") from error
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     checkpoint.check_loaded(model, info, restoring)
+    if restoring is not None and device.type == "cpu":
+        keep_grids(model, restoring)
     if kind.without_pooler:
         _drop_pooler(model, info)
     if kind.own_attention and model._can_set_attn_implementation():

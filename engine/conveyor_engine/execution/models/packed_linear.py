@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.quantized.rounding import Grid
 
 _ONEDNN_ROWS = 32  # oneDNN optimizes its layout for this number of rows; other numbers work too
 
@@ -34,9 +35,11 @@ class PackedLinear(nn.Module, ABC):
 class NativeLinear(PackedLinear):
     """A linear layer that uses the compiled kernels."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, grid: Grid | None = None) -> None:
+        """grid: of the checkpoint's whole numbers, which `quantize` keeps."""
         super().__init__(weight, bias)
         self.packed: native.Packed = native.pack_linear(weight)
+        self.grid = grid
         self._dtype = weight.dtype
 
     @property

@@ -27,8 +27,9 @@ _HEAD_BITS: Final = 8  # errors of logits are not averaged by a later layer
 class Quantizer:
     """Rounds modules as configured, and counts their linear layers. Called with each module of our own."""
 
-    def __init__(self, model: PreTrainedModel, quantization: Quantization) -> None:
-        self._model, self._bits = model, _BITS[quantization]
+    def __init__(self, model: PreTrainedModel, quantization: Quantization | None) -> None:
+        """quantization: None keeps the bits of a quantized checkpoint, and rounds nothing."""
+        self._model, self._bits = model, quantization and _BITS[quantization]
         self.num_rounded = self.num_kept = self.num_bytes = 0
 
     @property
@@ -40,14 +41,16 @@ class Quantizer:
         head = self._model.get_output_embeddings()
         for part in module.modules():
             if isinstance(part, NativeLinear):
-                self._round(part, _HEAD_BITS if part is head else self._bits)
+                bits = part.grid.bits if part.grid else self._bits
+                self._round(part, _HEAD_BITS if bits and part is head and not part.grid else bits)
         for part in module.modules():
             if isinstance(part, NativeDecoderLayer):
                 part.take_weights()
 
-    def _round(self, linear: NativeLinear, bits: int) -> None:
+    def _round(self, linear: NativeLinear, bits: int | None) -> None:
         assert isinstance(linear.packed, native.PackedWeight)
-        packed = quantize(linear.packed, bits)
+        packed = None if bits is None else quantize(linear.packed, bits, linear.grid)
+        linear.grid = None
         if packed is None:
             self.num_kept += 1
         else:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from peft import PeftModel
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
+from tests.engine.execution.models.test_formats import prepare, restore
+from tests.engine.execution.models.test_quantized import DECLARED, declare
+from tests.engine.execution.models.test_quantized import quantize as quantize_files
 from tests.engine.lora import save_adapter
 from tests.engine.references import Reference, answers
 from torch import nn
@@ -18,10 +21,13 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
+from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.quantize import Quantizer, check_quantization
+from conveyor_engine.execution.models.quantized.grids import keep_grids
 from conveyor_engine.execution.models.quantized.rounding import choose_grid, quantize
+from conveyor_engine.execution.models.recognise import linear_of
 
 pytestmark = pytest.mark.skipif(
     native.why_missing() is not None or native.isa() == "generic", reason="needs the compiled kernels, with vectors"
@@ -121,6 +127,56 @@ def test_rounding_is_off_by_half_a_step_at_most(bits: int) -> None:
     assert (error <= step * 0.501)[inside].all()
     assert not plain[3].any()
     assert (plain - weight).norm() / weight.norm() < (0.007 if bits == 8 else 0.09)
+
+
+KEPT = ["ct_int8_channel", "ct_int4_group", "ct_int4_group_zeros", "awq", "gptq_4"]
+RESTORED = ["ct_int3_channel", "gptq_3", "gptq_8", "gptq_4_act_order", "ct_fp8_channel", "bnb_int8"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*KEPT, *RESTORED])
+def test_stored_numbers_are_kept_as_they_are(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    prepare(tmp_path, name)
+    restoring = restore(tmp_path)
+    ((path, stored),) = restoring.tensors.items()
+    weight = stored[...]
+    model = nn.Module()
+    model.model = nn.Module()
+    model.model.proj = nn.Linear(*reversed(weight.shape), bias=False, dtype=dtype)
+    model.model.proj.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
+    keep_grids(model, restoring)
+    linear = linear_of(model.model.proj)
+    assert isinstance(linear, NativeLinear)
+    assert path == "model.proj.weight"
+    packed = linear.grid and quantize(linear.packed, linear.grid.bits, linear.grid)
+    assert (packed is not None) == (name in KEPT)
+    if packed is not None:
+        assert torch.equal(native.unpack_integers(packed), weight), "scales keep their own type"
+
+
+def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None:
+    model = make_model("Qwen3", initializer_range=0.06)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    change, settings = DECLARED["INT8"]
+    quantize_files(tmp_path, change)
+    declare(tmp_path, settings)
+    loaded = load_model(str(tmp_path), load_config(str(tmp_path)), torch.bfloat16, torch.device("cpu"))
+    quantizer = Quantizer(loaded, None)
+    fuse_model(loaded, after=quantizer)
+    linears = [part for part in loaded.modules() if isinstance(part, NativeLinear)]
+    kept = [part for part in linears if isinstance(part.packed, native.PackedIntegers)]
+    assert quantizer.num_rounded == len(kept) == len(linears) == 9
+    plain = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    assert torch.equal(native.unpack_integers(kept[-1].packed), plain.get_output_embeddings().weight)
+
+
+def test_weights_off_the_grid_keep_16_bits() -> None:
+    """The rank of a divided layer has a share of its weights."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    grid = choose_grid(weight, 8, 128)
+    assert quantize(native.pack_linear(weight), 8, grid) is None
+    assert quantize(native.pack_linear(grid.read(grid.round(weight))[:32].contiguous()), 8, grid) is None
 
 
 @pytest.fixture(scope="module")

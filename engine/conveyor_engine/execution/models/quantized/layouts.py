@@ -47,7 +47,7 @@ class Layout:
     plain: str = ""
 
 
-def _restore_scaled(parts: Parts, declared: Declared) -> Tensor:
+def restore_scaled(parts: Parts, declared: Declared) -> Tensor:
     """FP8 or INT8, with a scale for the tensor, for each row, group or block. Symmetric, or with zero points."""
     numbers = parts[""].to(torch.float32)
     scales = parts["_scale_inv"] if "_scale_inv" in parts else parts["_scale"]
@@ -61,13 +61,13 @@ def _restore_scaled(parts: Parts, declared: Declared) -> Tensor:
     return numbers.mul_(spread(scales, numbers.shape, declared.blocks))
 
 
-def _restore_packed(parts: Parts, declared: Declared) -> Tensor:
+def restore_packed(parts: Parts, declared: Declared) -> Tensor:
     """compressed-tensors' `pack-quantized`: whole numbers of 1 to 8 bits, with scales by group of columns."""
     shape = [int(size) for size in parts["_shape"]]
     if list(parts["_packed"].shape[:-1]) != shape[:-1]:
         raise ValueError(f"words of {tuple(parts['_packed'].shape)} do not fit weights of {tuple(shape)}")
     scales = parts["_scale"].to(torch.float32)
-    bits = _find_bits(parts["_packed"].shape[-1], shape[-1])
+    bits = find_bits(parts["_packed"].shape[-1], shape[-1])
     middle = 1 << (bits - 1)  # stored numbers are unsigned
     numbers = unpack_words(parts["_packed"], bits, shape[-1]).to(torch.float32) - middle
     groups = parts.get("_g_idx")
@@ -94,22 +94,21 @@ def _check_groups(groups: Tensor, columns: int) -> Tensor:
     return groups.to(torch.int64)
 
 
-def _restore_awq(parts: Parts, declared: Declared) -> Tensor:
+def restore_awq(parts: Parts, declared: Declared) -> Tensor:
     """AWQ's `gemm`: 4 bits, (columns, rows / 8), in an order of its own within a word."""
     scales = parts["scales"].to(torch.float32)
-    rows = scales.shape[-1]
-
-    def unpack(words: Tensor) -> Tensor:
-        numbers = unpack_words(words, _AWQ_BITS, rows).view(len(words), -1, len(_AWQ_ORDER))
-        return numbers[..., list(_AWQ_ORDER)].flatten(-2).to(torch.float32)
-
-    numbers = unpack(parts["qweight"])
-    zeros = unpack(parts["qzeros"])
+    numbers, zeros = (unpack_awq(parts[name], scales.shape[-1]) for name in ("qweight", "qzeros"))
     numbers -= spread(zeros, numbers.shape)
     return numbers.mul_(spread(scales, numbers.shape)).t()
 
 
-def _restore_gptq(parts: Parts, declared: Declared) -> Tensor:
+def unpack_awq(words: Tensor, rows: int) -> Tensor:
+    """Return the numbers of AWQ's words (n, rows / 8), in order, as float32 (n, rows)."""
+    numbers = unpack_words(words, _AWQ_BITS, rows).view(len(words), -1, len(_AWQ_ORDER))
+    return numbers[..., list(_AWQ_ORDER)].flatten(-2).to(torch.float32)
+
+
+def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
     """GPTQ: 2, 3, 4 or 8 bits, packed along the columns; version 1 stores zero points less 1."""
     scales = parts["scales"].to(torch.float32)
     bits, words = declared.bits, parts["qweight"]
@@ -173,7 +172,7 @@ def _restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:
     return parts["weight"].to(torch.float32).mul_(parts["SCB"].to(torch.float32)[:, None] / 127)
 
 
-def _find_bits(words: int, columns: int) -> int:
+def find_bits(words: int, columns: int) -> int:
     """Return how many bits a number has. Raises ValueError."""
     for bits in (4, 8, 2, 3, 5, 6, 7, 1):
         if -(-columns * bits // _WORD_BITS) == words:
@@ -183,15 +182,15 @@ def _find_bits(words: int, columns: int) -> int:
 
 _BYTES: Final = frozenset({"U8"})
 _WORDS: Final = frozenset({"I32"})
-_SCALED: Final = Layout(_restore_scaled, "", _FP8 | {"I8"}, ("_scale",), ("_zero_point",))
-_INVERSE: Final = Layout(_restore_scaled, "", _FP8, ("_scale_inv",))
-_PACKED: Final = Layout(_restore_packed, "_packed", _WORDS, ("_scale", "_shape"), ("_zero_point", "_g_idx"))
+_SCALED: Final = Layout(restore_scaled, "", _FP8 | {"I8"}, ("_scale",), ("_zero_point",))
+_INVERSE: Final = Layout(restore_scaled, "", _FP8, ("_scale_inv",))
+_PACKED: Final = Layout(restore_packed, "_packed", _WORDS, ("_scale", "_shape"), ("_zero_point", "_g_idx"))
 _NVFP4: Final = Layout(_restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
 _NVFP4_PACKED: Final = Layout(_restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
 _MXFP4_PACKED: Final = Layout(_restore_mxfp4, "_packed", _BYTES, ("_scale",))
 _MXFP4_EXPERTS: Final = Layout(_restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",))
-_AWQ: Final = Layout(_restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
-_GPTQ: Final = Layout(_restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
+_AWQ: Final = Layout(restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
+_GPTQ: Final = Layout(restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
 _INT8_ROWS: Final = Layout(_restore_int8_rows, "weight", frozenset({"I8"}), ("SCB",), ("weight_format",), "weight")
 _TABLES: Final = tuple(
     Layout(

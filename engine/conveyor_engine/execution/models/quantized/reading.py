@@ -6,7 +6,6 @@ memory twice.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -51,11 +50,23 @@ class Restoring:
         return tensor
 
 
+class Source(NamedTuple):
+    """The stored tensors of a weight, by the ends of their names."""
+
+    layout: Layout
+    parts: Mapping[str, StoredTensor]
+    declared: Declared
+
+    def restore(self) -> Tensor:
+        return self.layout.restore({end: part[...] for end, part in self.parts.items()}, self.declared)
+
+
 class Weight(NamedTuple):
-    """A weight that is restored when it is used. name: as in the file."""
+    """A weight that is restored when it is used. name: as in the file. source: None in GGUF files."""
 
     name: str
     restore: Callable[[], Tensor]
+    source: Source | None = None
 
 
 class Restored:
@@ -63,6 +74,7 @@ class Restored:
 
     def __init__(self, restoring: Restoring, weight: Weight) -> None:
         self._restoring, self._weight = restoring, weight
+        self.source = weight.source
 
     def __getitem__(self, whole: Any) -> Tensor:
         return self._restoring.restore(self._weight)
@@ -75,18 +87,12 @@ def plan_layouts(stored: Mapping[str, StoredTensor], declared: Declared) -> Iter
         for layout in LAYOUTS[declared.method]:
             if (parts := _find_parts(stored, layout, name, tensor)) is not None:
                 used.update(part.name for part in parts.values())
-                yield (
-                    name.removesuffix(layout.numbers) + layout.plain,
-                    Weight(name, partial(_restore, layout, parts, declared)),
-                )
+                source = Source(layout, parts, declared)
+                yield name.removesuffix(layout.numbers) + layout.plain, Weight(name, source.restore, source)
                 break
     for name, tensor in stored.items():
         if name not in used and not _UNUSED.fullmatch(name.rpartition(".")[2]):
             yield name, tensor
-
-
-def _restore(layout: Layout, parts: Mapping[str, StoredTensor], declared: Declared) -> Tensor:
-    return layout.restore({end: part[...] for end, part in parts.items()}, declared)
 
 
 def _find_parts(

@@ -1,17 +1,21 @@
 """Rounds the weights of linear layers to whole numbers of 8 or 4 bits, for the compiled kernels.
 
-Called by `execution.models.quantize`, one module at a time. A `Grid` has the values that a weight can take.
+Called by `execution.models.quantize`, one module at a time. A `Grid` has the values that a weight can take. It
+comes from the checkpoint (`grids`), or from the weights themselves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from conveyor_engine.execution import native
 
-_GROUPS: Final = {8: (128, 64, 32), 4: (32,)}  # numbers of inputs that share a scale, the best first
+GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
+_OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
 _PANELS: Final = 64  # rounded at once, which bounds the memory beside the weights
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
 _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -19,23 +23,33 @@ _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values scale * (number - half of 2^bits), number < 2^bits, of groups of inputs. scales: (out, groups)."""
+    """The values scale * (number - zero), number < 2^bits, of groups of inputs.
+
+    scales: (out, groups), float32 or bfloat16. zeros: int16 (out, groups); None for half of 2^bits.
+    """
 
     bits: int
     scales: Tensor
+    zeros: Tensor | None = None
 
     def round(self, weight: Tensor) -> Tensor:
         """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
         grouped = weight.float().view(*self.scales.shape, -1)
         scales = self.scales.float()[..., None]
         numbers = torch.where(scales != 0, grouped / scales, 0).round_()
-        numbers += 1 << self.bits - 1
+        numbers += 1 << self.bits - 1 if self.zeros is None else self.zeros[..., None]
         return numbers.clamp_(0, (1 << self.bits) - 1).to(torch.uint8).view(weight.shape)
+
+    def read(self, numbers: Tensor) -> Tensor:
+        """Return what the numbers (out, in) stand for, float32."""
+        grouped = numbers.view(*self.scales.shape, -1).float()
+        grouped -= 1 << self.bits - 1 if self.zeros is None else self.zeros[..., None]
+        return grouped.mul_(self.scales.float()[..., None]).view(numbers.shape)
 
 
 def find_group(in_features: int, bits: int) -> int | None:
     """Return how many inputs share a scale; None if no size of groups divides the inputs."""
-    return next((group for group in _GROUPS[bits] if in_features % group == 0), None)
+    return next((group for group in _OF_BITS[bits] if in_features % group == 0), None)
 
 
 def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
@@ -58,15 +72,43 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
     return Grid(bits, best.to(torch.bfloat16))
 
 
-def quantize(weight: native.PackedWeight, bits: int) -> native.PackedIntegers | None:
-    """Return a packed weight rounded to whole numbers; None if no size of groups fits."""
-    group = find_group(weight.in_features, bits)
-    if group is None:
+def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
+    """Return the grid of weights one below the other; None if one has none, or another kind of grid."""
+    found = [grid for grid in grids if grid is not None]
+    kinds = {(grid.bits, grid.scales.shape[1], grid.scales.dtype, grid.zeros is None) for grid in found}
+    if len(found) < len(grids) or len(kinds) != 1:
         return None
-    packed = native.PackedIntegers.allocate((weight.out_features, weight.in_features), bits, group, torch.bfloat16)
+    zeros = [grid.zeros for grid in found if grid.zeros is not None]
+    return Grid(found[0].bits, torch.cat([grid.scales for grid in found]), torch.cat(zeros) if zeros else None)
+
+
+def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
+    """Return a packed weight rounded to whole numbers; None if no size of groups fits.
+
+    grid: the values that the weight has, but for bfloat16's rounding; None if it has others.
+    """
+    group = find_group(weight.in_features, bits) if grid is None else weight.in_features // grid.scales.shape[1]
+    if group not in GROUPS or (grid is not None and len(grid.scales) != weight.out_features):  # a share of the layer
+        return None
+    scale_dtype = torch.bfloat16 if grid is None else grid.scales.dtype
+    shape, has_zeros = (weight.out_features, weight.in_features), grid is not None and grid.zeros is not None
+    packed = native.PackedIntegers.allocate(shape, bits, group, scale_dtype, has_zeros)
     for first in range(0, len(weight.data), _PANELS):
         data = weight.data[first : first + _PANELS]
         plain = native.unpack_linear(native.PackedWeight(data, len(data) * native.PANEL, weight.in_features))
-        grid = choose_grid(plain, bits, group)
-        packed.fill(first, grid.round(plain), grid.scales, None)
+        part = choose_grid(plain, bits, group) if grid is None else _rows_of(grid, first * native.PANEL, len(plain))
+        numbers = part.round(plain)
+        if grid is not None and not torch.equal(part.read(numbers).to(plain.dtype), plain):
+            return None
+        packed.fill(first, numbers, part.scales, part.zeros)
     return packed
+
+
+def _rows_of(grid: Grid, first: int, count: int) -> Grid:
+    """Return the grid of `count` rows, with scales of 0 behind the last one."""
+    scales, zeros = (
+        None if each is None else functional.pad(part := each[first : first + count], (0, 0, 0, count - len(part)))
+        for each in (grid.scales, grid.zeros)
+    )
+    assert scales is not None
+    return Grid(grid.bits, scales, zeros)

@@ -20,6 +20,7 @@ class StoredTensor:
         self.name = name
         self.kind = str(file.get_slice(name).get_dtype())
         """The number type, by its name in safetensors."""
+        self.shape: list[int] = file.get_slice(name).get_shape()
 
     def __getitem__(self, whole: Any) -> Tensor:
         tensor: Tensor = self._file.get_tensor(self.name)

@@ -1,0 +1,100 @@
+"""Finds the values that a checkpoint's weights of 8 or 4 bits can take, so that the compiled kernels can keep its bits.
+
+Called by `loader` after transformers has loaded the restored weights. Reads scales and zero points, and no numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from conveyor_engine.execution.models.quantized.layouts import (
+    find_bits,
+    restore_awq,
+    restore_gptq,
+    restore_packed,
+    restore_scaled,
+    unpack_awq,
+)
+from conveyor_engine.execution.models.quantized.numbers import unpack_words
+from conveyor_engine.execution.models.quantized.reading import Restored, Restoring
+from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid
+from conveyor_engine.execution.models.quantized.stored import StoredTensor
+from conveyor_engine.quantization import Declared
+
+_Parts = Mapping[str, StoredTensor]
+_WORD_BITS: Final = 32
+
+
+def keep_grids(model: nn.Module, restoring: Restoring) -> None:
+    """Set `grid` of each linear layer of the model whose weights the kernels can keep as they are stored."""
+    for name, weight in restoring.tensors.items():
+        if isinstance(weight, Restored) and name.endswith(".weight") and weight.source is not None:
+            path = name.removesuffix(".weight")
+            module = model.get_submodule(path) if path in dict(model.named_modules()) else None
+            read = _READERS.get(weight.source.layout.restore)
+            if isinstance(module, nn.Linear) and read is not None:
+                grid = read(weight.source.parts, weight.source.declared, module.in_features)
+                if grid is not None and len(grid.scales) == module.out_features:
+                    module.grid = grid  # type: ignore[assignment]
+
+
+def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int) -> Grid | None:
+    """Return the grid of scales (rows, groups). None if the kernels have no numbers or no groups like these.
+
+    Groups are cut into smaller ones with the same scale: the kernels round inputs by group.
+    """
+    group, rest = divmod(columns, scales.shape[1])
+    size = next((size for size in GROUPS if group % size == 0), None)
+    if bits not in (4, 8) or rest or size is None or (bits == 8 and zeros is not None):
+        return None  # bfloat16 has too few bits for differences of two numbers of 8 bits
+    if scales.dtype != torch.bfloat16:
+        scales = scales.float()
+    parts = [None if each is None else each.repeat_interleave(group // size, 1) for each in (scales, zeros)]
+    assert parts[0] is not None
+    return Grid(bits, parts[0].contiguous(), None if parts[1] is None else parts[1].to(torch.int16).contiguous())
+
+
+def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    scales, rows = parts["_scale"][...] if "_scale" in parts else None, parts[""].shape[0]
+    if scales is None or parts[""].kind != "I8" or "_zero_point" in parts or len(parts[""].shape) != 2:
+        return None
+    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
+    scales = scales.expand(rows, 1) if scales.numel() == 1 else scales
+    return _make_grid(8, scales, None, columns) if len(scales) == rows else None
+
+
+def _read_packed(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    shape = [int(size) for size in parts["_shape"][...]]
+    scales = parts["_scale"][...]
+    if "_g_idx" in parts or len(shape) != 2 or scales.dim() != 2 or len(scales) != shape[0]:
+        return None
+    bits, zeros = find_bits(parts["_packed"].shape[-1], columns), None
+    if "_zero_point" in parts:
+        zeros = unpack_words(parts["_zero_point"][...].t(), bits, shape[0]).t()
+    return _make_grid(bits, scales, zeros, columns)
+
+
+def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    scales = parts["scales"][...]
+    return _make_grid(4, scales.t(), unpack_awq(parts["qzeros"][...], scales.shape[-1]).t(), columns)
+
+
+def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    scales, bits = parts["scales"][...], declared.bits
+    if "g_idx" in parts:
+        groups = torch.arange(columns) // (columns // len(scales))
+        if not torch.equal(parts["g_idx"][...].long(), groups):
+            return None
+    zeros = unpack_words(parts["qzeros"][...], bits, scales.shape[-1]) + declared.zero_offset
+    is_symmetric = bool((zeros == 1 << bits - 1).all())
+    return _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns)
+
+
+_READERS: Final[Mapping[Callable[..., Tensor], Callable[[_Parts, Declared, int], Grid | None]]] = {
+    restore_scaled: _read_scaled,
+    restore_packed: _read_packed,
+    restore_awq: _read_awq,
+    restore_gptq: _read_gptq,
+}
