@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from tests.faults.stand import BYSTANDERS, SERVED, Cost, OperatorProcess, Stand, build_clock
+from tests.faults.stand import BYSTANDERS, EDITED, SERVED, Cost, OperatorProcess, Stand, build_clock
 from tests.operator.api_proxy import CUT, ENDLESS, TORN, Call
-from tests.operator.stage import wait_until
+from tests.operator.inferenceservice.test_contested import opponent
+from tests.operator.stage import Json, wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -173,6 +174,22 @@ def restored(stand: Stand, standby: OperatorProcess) -> Iterator[None]:
 
 def test_a_slow_etcd(stand: Stand, record: Record) -> None:
     record("etcd stands still nine tenths of the time", stand.endure(stopped_now_and_then(stand.pid("etcd")), 30))
+
+
+def test_an_api_server_that_takes_two_seconds(stand: Stand, record: Record) -> None:
+    @contextmanager
+    def slow() -> Iterator[None]:
+        stand.proxy.delay_seconds = 2.0
+        yield
+        stand.proxy.delay_seconds = 0.0
+
+    record("each call takes 2 s", stand.endure(slow(), 60))
+
+
+def test_a_child_that_another_manager_changes_again_and_again(stand: Stand, record: Record) -> None:
+    open_to_all: Json = {"spec": {"ingress": [{}]}}
+    fight = opponent(stand.space, "NetworkPolicy", open_to_all, f"{EDITED}-engine")
+    record("another manager changes a child after each restore", stand.endure(fight, 20))
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])

@@ -84,6 +84,8 @@ class ApiProxy:
         """Called for every call before it is passed on, in the proxy's thread; what it raises cuts the connection."""
         self.severed = False
         """While true, nobody gets through."""
+        self.delay_seconds = 0.0
+        """How long each call waits before it is passed on."""
         self.num_cut = 0
         """Requests that got no answer."""
         self._open: set[asyncio.Transport] = set()
@@ -181,6 +183,8 @@ class ApiProxy:
         self._known.add(transport)
         try:
             await self._stay_if_lost(transport)
+            if self.delay_seconds:
+                await asyncio.sleep(self.delay_seconds)
             return await self._answer(request, call, transport)
         except ConnectionError:
             return self._cut(request)

@@ -16,16 +16,16 @@ NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 @contextmanager
-def opponent(space: Space, kind: str, edit: Json) -> Iterator[None]:
+def opponent(space: Space, kind: str, edit: Json, name: str = "qwen-engine") -> Iterator[None]:
     """Make the edit again as soon as it is undone."""
     ended = threading.Event()
 
     def fight() -> None:
         version = ""
         while not ended.is_set():
-            now = space.need(kind, "qwen-engine")["metadata"]["resourceVersion"]
+            now = space.need(kind, name)["metadata"]["resourceVersion"]
             if now != version:
-                version = space.patch(kind, "qwen-engine", edit)["metadata"]["resourceVersion"]
+                version = space.patch(kind, name, edit)["metadata"]["resourceVersion"]
             time.sleep(0.02)
 
     thread = threading.Thread(target=fight)
