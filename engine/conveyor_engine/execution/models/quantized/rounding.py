@@ -16,7 +16,7 @@ from conveyor_engine.execution import native
 
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
 _OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
-_PANELS: Final = 64  # rounded at once, which bounds the memory beside the weights
+_PANELS: Final = 16  # rounded at once, which bounds the memory beside the weights
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
 _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 
@@ -65,8 +65,8 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
     best, least = torch.zeros_like(largest), torch.full_like(largest, torch.inf)
     for part in _RANGES:
         scales = (largest * (part / -8)).to(torch.bfloat16).float()
-        numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).round_().clamp_(-8, 7)
-        error = (numbers * scales[..., None] - grouped).square().sum(dim=2)
+        numbers = (grouped * torch.where(scales != 0, 1 / scales, 0)[..., None]).round_().clamp_(-8, 7)
+        error = numbers.mul_(scales[..., None]).sub_(grouped).square_().sum(dim=2)
         best = torch.where(error < least, scales, best)
         least = torch.minimum(error, least)
     return Grid(bits, best.to(torch.bfloat16))
