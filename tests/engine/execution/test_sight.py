@@ -207,12 +207,15 @@ def test_features_are_kept_within_their_bytes(seeing: GetSeeing) -> None:
     assert sight._num_bytes == sum(part.nbytes for kept in sight._features.values() for part in kept)
 
 
-def test_a_sampled_placeholder_keeps_its_own_embedding(seeing: GetSeeing) -> None:
+@pytest.mark.parametrize("kind", ["gemma4", "qwen2_5_vl"])
+def test_a_sampled_placeholder_has_the_embedding_that_it_has_without_images(seeing: GetSeeing, kind: str) -> None:
     """A random model samples the placeholder's token. It is no place for a feature, also not beside images."""
-    of_kind = seeing("qwen2_5_vl")
-    stray: Prompt = ([5, of_kind.reader.place_id, 7, 9, of_kind.reader.place_id, 11], [])
-    expected = of_kind.generate(*stray)
-    assert answers(of_kind.make_core(), [stray, *of_kind.prompts]) == [expected, *of_kind.answers]
+    of_kind = seeing(kind)
+    place = of_kind.reader.place_id
+    strays: list[Prompt] = [([5, place, 7 + number, 9, place, place], []) for number in range(8)]
+    expected = [of_kind.generate(*stray) for stray in strays]
+    core = of_kind.make_core(max_num_seqs=12, max_num_batched_tokens=1024, prefix_caching=False)
+    assert answers(core, [*of_kind.prompts, *strays]) == [*of_kind.answers, *expected]
 
 
 def test_a_model_whose_images_would_be_read_wrongly_is_served_without_them(

@@ -84,6 +84,7 @@ class Sight:
         self._inputs = inspect.signature(self._base.get_image_features).parameters
         self.has_axes = hasattr(self._base, "get_rope_index")  # whether positions have three axes
         self.ahead = Ahead.NOWHERE  # set by `sight_trial`
+        self.plain_id = place_id  # the token whose embedding a placeholder of no picture has; set by `sight_trial`
         self._rows: dict[int, _Row] = {}
         self._features: OrderedDict[bytes, Features] = OrderedDict()
         self._num_bytes = 0
@@ -254,12 +255,13 @@ class Sight:
     def _lay_out(self, input_ids: torch.Tensor, indices: torch.Tensor, chosen: Sequence[Features]) -> Any:
         """Return an encoder's output with a feature for each placeholder among the step's tokens.
 
-        A token that only looks like a placeholder, because a model sampled it, keeps its own embedding.
+        A token that only looks like a placeholder, because a text has it or a model sampled it, has the embedding that
+        it has in a step without pictures.
         """
         all_places = torch.nonzero(input_ids[0] == self.place_id)[:, 0]
         embed = self.model.get_input_embeddings()
         main, *deeper = (torch.cat(parts) for parts in zip(*chosen, strict=True))
-        features = embed(input_ids[0, all_places]).to(main.dtype)
+        features = embed(torch.full_like(all_places, self.plain_id)).to(main.dtype)
         where = torch.searchsorted(all_places, indices)
         features[where] = main
         output = BaseModelOutputWithPooling(pooler_output=features if self._kind is torch.Tensor else (features,))

@@ -90,10 +90,22 @@ def _compute_whole(sight: Sight, tokens: list[int], picture: Picture) -> torch.T
     inputs |= {name: value for name, value in named.items() if name in sight.forward_inputs}
     interface.use_transformers_attention(model)
     sight.ahead = _find_ahead(model)
+    sight.plain_id = _find_plain(model, sight.place_id)
     logits: torch.Tensor = model(input_ids=input_ids, use_cache=False, **inputs).logits[0]
     model.set_attn_implementation(interface.IMPLEMENTATION)
     sight.use_own_attention()
     return logits
+
+
+def _find_plain(model: PreTrainedModel, place_id: int) -> int:
+    """Return the token whose embedding a placeholder in a text has: itself, or padding in its place."""
+    embedded: list[torch.Tensor] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, arguments: embedded.append(arguments[0]))
+    try:
+        model(input_ids=torch.tensor([[place_id]], device=model.device), use_cache=False)
+    finally:
+        hook.remove()
+    return int(embedded[0])
 
 
 def _find_ahead(model: PreTrainedModel) -> Ahead:
