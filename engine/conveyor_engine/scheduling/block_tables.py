@@ -122,10 +122,11 @@ class BlockTables:
         free.
         """
         window = request.window
+        missing = max(0, self.count_blocks(num_tokens) * self._tables.full - len(request.block_table))
+        of_window = 0
         if window.num_tables:
             self._free_unseen(request)
-        missing = max(0, self.count_blocks(num_tokens) * self._tables.full - len(request.block_table))
-        of_window = max(0, self.count_blocks(num_scheduled) - window.end) * window.num_tables
+            of_window = max(0, self.count_blocks(num_scheduled) - window.end) * window.num_tables
         if missing + of_window > self._blocks.num_free:
             return False
         if missing + of_window:

@@ -129,14 +129,16 @@ def _changes(
     new_window_blocks: list[tuple[int, int, list[int]]] = []
     for work in works:
         request = work.request
-        num_sent, window = request.num_sent_blocks, request.window
+        num_sent, num_blocks, window = request.num_sent_blocks, len(request.block_table), request.window
+        if num_sent == num_blocks and not window.num_tables:  # as most rows that decode
+            continue
         if num_sent < 0:
             state = request.token_ids, request.block_table, request.sampling, request.payload, request.adapter
             admitted.append(AdmittedRow.of(request.row, *state, window.blocks, window.first))
-        elif num_sent < len(request.block_table):
+        elif num_sent < num_blocks:
             new_blocks.append((request.row, request.block_table[num_sent:]))
         if num_sent >= 0 and window.unsent:
             new_window_blocks.append((request.row, window.end_sent, window.unsent))
-        request.num_sent_blocks = len(request.block_table)
+        request.num_sent_blocks = num_blocks
         window.mark_sent()
     return admitted, new_blocks, new_window_blocks
