@@ -263,7 +263,7 @@ batchers: venv ## Compare dynamic batching with that of six other systems over H
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile
 
-faults: venv tools ## Break the API server and Conveyor's processes in nineteen ways, and roll releases forth and back; prints what each fault cost, in 15 minutes
+faults: venv tools ## Break the API server and Conveyor's processes in twenty ways, and roll releases forth and back; prints what each fault cost, in 15 minutes
 	$(PY) -m pytest -p no:cacheprovider -m nightly tests/faults
 
 # What is in the two images: the extras of their Dockerfiles.

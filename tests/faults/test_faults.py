@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from tests.faults.stand import BYSTANDERS, EDITED, SERVED, Cost, OperatorProcess, Stand, build_clock
+from tests.faults.stand import BYSTANDERS, EDITED, SERVED, Client, Cost, OperatorProcess, Stand, build_clock
+from tests.gateway.process import GatewayProcess
 from tests.operator.api_proxy import CUT, ENDLESS, TORN, Call
 from tests.operator.inferenceservice.test_contested import opponent
 from tests.operator.stage import Json, wait_until
@@ -206,6 +207,33 @@ def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, second
 
     record(f"the operator's clock steps {seconds // 3600:+d} h", stand.endure(stepped(), 20))
     stand.replace_operator()
+
+
+def test_clocks_of_gateway_and_metrics_server_that_are_stepped_by_an_hour(
+    stand: Stand, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They step ahead. An hour back, all certificates of this control plane would not be valid yet."""
+    environment, shift = build_clock(stand.folder)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stand.replace_metrics_server()
+    with GatewayProcess(stand.folder / "kubeconfig", "--watch-namespaces", stand.space.namespace) as gateway:
+        for name in environment:
+            monkeypatch.delenv(name)
+        client = Client(f"{gateway.url}/{stand.space.namespace}/{SERVED}/v1/completions")
+        client.start()
+
+        @contextmanager
+        def stepped() -> Iterator[None]:
+            shift(3600)
+            yield
+
+        cost = stand.endure(stepped(), 20)
+        client.end()
+    assert client.failed == []
+    assert client.answered > 50
+    record("the clocks of gateway and metrics server step +1 h", cost)
+    shift(0)
 
 
 def test_two_releases_at_once(stand: Stand, record: Record) -> None:
