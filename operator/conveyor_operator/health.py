@@ -30,15 +30,15 @@ class Health:
         self._longest_run_seconds = longest_run_seconds
         self.waiting_for = "starting"
         """What the operator waits for before it watches; empty once it watches."""
-        self.missing = ""
-        """The kind that the API server has stopped to serve, because its CRD was deleted; empty if it serves all."""
+        self.missing: set[str] = set()
+        """The kinds that the API server has stopped to serve, because their CRDs were deleted."""
         self.leads = True
         """False while another operator holds the Lease and this one stands by."""
 
     @property
     def obstacle(self) -> str:
         """What keeps the operator from acting; empty if nothing does."""
-        return self.missing or self.waiting_for
+        return ", ".join(sorted(self.missing)) or self.waiting_for
 
     def find_fault(self) -> str:
         """Return why the process should be restarted; empty if it should not."""

@@ -170,10 +170,11 @@ class Operator:
             await end()  # again, because Kopf does not call `end` if it is stopped before it has started
 
     def _report_missing(self, kind: ObjectKind, is_missing: bool) -> None:
-        missing = f"the CRD {kind.plural}.{kind.group} was deleted" if is_missing else ""
-        if missing != self.health.missing:
-            logger.warning("event=waiting for=%s", missing or "nothing")
-        self.health.missing = missing
+        missing = self.health.missing
+        deleted = f"the CRD {kind.plural}.{kind.group} was deleted"
+        if is_missing != (deleted in missing):
+            missing ^= {deleted}
+            logger.warning("event=waiting for=%s", ", ".join(sorted(missing)) or "nothing")
 
     async def _act(self, stop: asyncio.Event) -> None:
         """As the leader, run the workers and the parts that poll gateways or write objects, until `stop` is set."""

@@ -60,7 +60,7 @@ def judge_all(situation: Situation) -> list[Judged]:
     ready = judge_ready(situation, parts)
     cause = situation.blocker.message if situation.blocker is not None else ""
     told = [_refer(part, cause) if cause and cause in ready.message else part for part in parts]
-    return [ready, *told, *judge_kstatus(ready, progressing, situation.exceeds_deadline)]
+    return [ready, *told, *judge_kstatus(ready, progressing, situation)]
 
 
 def _refer(part: Judged, cause: str) -> Judged:
@@ -77,7 +77,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     """
     by_type, type = {part.type: part for part in parts}, ConditionType.READY
     answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]
-    obstacle = situation.serving_obstacle if answers else situation.serving_obstacle or situation.obstacle()
+    obstacle = situation.serving_obstacle if answers else situation.stopping_obstacle
     contested = obstacle is not None and obstacle.reason == Reason.CONTESTED
     if obstacle is not None and not (answers and (obstacle.temporary or contested)):
         return Judged(type, "False", obstacle.reason, obstacle.message)
@@ -206,17 +206,19 @@ def judge_name(situation: Situation) -> Judged:
     return Judged(ConditionType.NAME_CLAIMED, *judge_claim(situation.name))
 
 
-def judge_kstatus(ready: Judged, progressing: Judged, exceeds_deadline: bool) -> list[Judged]:
+def judge_kstatus(ready: Judged, progressing: Judged, situation: Situation) -> list[Judged]:
     """Return `Reconciling` or `Stalled`, which kstatus and thus GitOps tools read; nothing if all is well.
 
     A failure that may pass is `Reconciling` until the Deployment exceeds its progress deadline, as kstatus treats
-    Deployments. exceeds_deadline: whether it has.
+    Deployments. If all pods run the spec, a contested HPA, PodDisruptionBudget or Service is no failed rollout.
     """
-    rolled_out = progressing.reason == Reason.UP_TO_DATE
+    contested = progressing.reason == Reason.CONTESTED and situation.blocker is None
+    rolled_out = contested or progressing.reason == Reason.UP_TO_DATE
     if rolled_out and ready.is_true:
         return []
     cause = ready if rolled_out else progressing
-    stalls = not progressing.is_true and (cause.reason in STALLING_FAILURES or (exceeds_deadline and not rolled_out))
+    late = situation.exceeds_deadline and not rolled_out
+    stalls = not progressing.is_true and (cause.reason in STALLING_FAILURES or late)
     return [replace(cause, type=ConditionType.STALLED if stalls else ConditionType.RECONCILING, status="True")]
 
 

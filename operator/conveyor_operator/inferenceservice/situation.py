@@ -279,6 +279,11 @@ class Situation:
     def engine_service_obstacle(self) -> Obstacle | None:
         return next((o for o in self.obstacles if o.kind == "Service" and o.name.endswith(names.ENGINE_SUFFIX)), None)
 
+    @property
+    def stopping_obstacle(self) -> Obstacle | None:
+        """The first obstacle that matters while no engine answers. No engine needs, for example, a contested HPA."""
+        return self.serving_obstacle or next((o for o in self.obstacles if o.reason != Reason.CONTESTED), None)
+
     def obstacle(self, *kinds: str) -> Obstacle | None:
         return next((o for o in self.obstacles if not kinds or o.kind in kinds), None)
 

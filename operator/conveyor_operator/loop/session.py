@@ -36,7 +36,7 @@ class KopfSession:
         watches: Watches,
         report_missing: Callable[[ObjectKind, bool], None],
     ) -> None:
-        """`report_missing` is called if the API server no longer serves a kind (True), or serves it again (False)."""
+        """`report_missing` is called whenever the API server does not serve a kind (True), and when it does (False)."""
         self._report_missing = report_missing
         self._kubeconfig = kubeconfig
         self._watches = watches
@@ -90,8 +90,8 @@ class KopfSession:
             response.release()
             await asyncio.sleep(_MISSING_PAUSE_SECONDS)
             response = await handler(request)
-            if response.ok:
-                self._report_missing(collection[0], False)
+        if collection is not None and response.ok:
+            self._report_missing(collection[0], False)  # perhaps after Kopf gave up a request that waited above
         if collection is not None and "watch" in query and response.ok:
             lines = self._watches.read(*collection, response.content, "sendInitialEvents" in query)
             self._open.add(response)

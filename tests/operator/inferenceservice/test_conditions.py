@@ -317,6 +317,37 @@ def test_a_refused_child_that_no_request_needs_is_reported_by_a_service_that_is_
     assert result(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("HorizontalPodAutoscaler", "qwen-engine"),
+        ("PodDisruptionBudget", "qwen-engine"),
+        ("Service", "qwen"),
+        ("Service", "qwen-engine"),
+    ],
+)
+def test_a_contest_about_a_child_that_is_no_pod_is_no_failed_rollout(kind: str, name: str) -> None:
+    contest = Obstacle(kind, name, Reason.CONTESTED, "somebody")
+    found = judge(make_deployment(1), READY, endpoints=1, obstacles=(contest,))
+    assert result(found["Ready"]) == ("True", "Ready")
+    assert result(found["Progressing"]) == ("False", "Contested")
+    assert not {"Stalled", "Reconciling"} & set(found)
+
+
+def test_a_contest_about_the_deployment_is_a_stalled_rollout() -> None:
+    contest = Obstacle("Deployment", "qwen-engine", Reason.CONTESTED, "somebody")
+    found = judge(make_deployment(1), READY, endpoints=1, obstacles=(contest,))
+    assert result(found["Stalled"]) == ("True", "Contested")
+
+
+def test_a_contest_does_not_hide_why_no_engine_is_ready() -> None:
+    contest = Obstacle("PodDisruptionBudget", "qwen-engine", Reason.CONTESTED, "somebody")
+    found = judge(make_deployment(1, available_replicas=0), LOADING, obstacles=(contest,))
+    assert result(found["Ready"]) == ("False", "ModelLoading")
+    contest = replace(contest, kind="Service")
+    assert result(judge(make_deployment(1), READY, obstacles=(contest,))["Ready"]) == ("False", "Contested")
+
+
 def test_while_no_engine_answers_every_obstacle_is_reported_at_once() -> None:
     obstacle = Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken")
     assert result(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")

@@ -3,13 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.operator.builders import ended, make_deployment, make_pod
 from tests.operator.inferenceservice.test_conditions import LOADING, READY, judge, make_situation, result
 
+from conveyor_api.conditions import Reason
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Former
+from conveyor_operator.loop.steps import Obstacle
 
 SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
 
@@ -50,6 +53,16 @@ def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
     ready = judge_ready_of(LOADING, **SLEEPY)
     assert result(ready) == ("True", "StartingFromZero")
     assert ready.message == "requests are queued: the first engine is loading the model"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("HorizontalPodAutoscaler", "qwen-engine"), ("PodDisruptionBudget", "qwen-engine"), ("Service", "qwen")],
+)
+def test_a_contest_about_a_child_that_no_engine_needs_leaves_it_ready(kind: str, name: str) -> None:
+    contests = (Obstacle(kind, name, Reason.CONTESTED, "somebody"),)
+    assert result(judge(make_deployment(0), obstacles=contests, **SLEEPY)["Ready"]) == ("True", "ScaledToZero")
+    assert result(judge_ready_of(LOADING, obstacles=contests, **SLEEPY)) == ("True", "StartingFromZero")
 
 
 def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:

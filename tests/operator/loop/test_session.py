@@ -1,11 +1,18 @@
-"""Tests Kopf's connection when the API server refuses its credentials."""
+"""Tests Kopf's connection when the API server refuses its credentials, or stops to serve a kind."""
 
+import asyncio
+import contextlib
 import logging
+from unittest.mock import Mock
 
 import pytest
+from tests.operator.metrics_api.steps import until
 from tests.operator.stage import Stage, wait_until
 
-from conveyor_operator.kinds import POD
+from conveyor_operator.kinds import AUTOSCALER, POD
+from conveyor_operator.loop.session import KopfSession
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.process import Operator
 
 
 def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
@@ -24,3 +31,27 @@ def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
         wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"))
         stage.proxy.wait_quiet(2)
     assert "event=credentials_refused" in caplog.text
+
+
+async def test_the_operator_is_ready_again_although_kopf_gave_up_the_request_that_found_no_kind(stage: Stage) -> None:
+    settings, namespace = stage.settings, stage.space.namespace
+    operator = Operator(settings, Mock(), Metrics())
+    health = operator.health
+    health.waiting_for = ""
+    session = KopfSession(
+        settings.kubeconfig, operator.resources, [namespace], operator.watches, operator._report_missing
+    )
+    async with contextlib.aclosing(session):
+        login = await session.login()
+
+        async def read(path: str) -> None:
+            await login.aiohttp_session.request("get", f"{login.server}{path}")
+
+        stage.proxy.fail(lambda call: call.resource == AUTOSCALER.plural, 404)
+        waiting = asyncio.create_task(read(AUTOSCALER.path(namespace)))
+        await until("the report", lambda: health.obstacle)
+        waiting.cancel()
+        await read(POD.path(namespace))
+        assert health.obstacle == "the CRD horizontalpodautoscalers.autoscaling was deleted"
+        await read(AUTOSCALER.path(namespace))
+        assert not health.obstacle
