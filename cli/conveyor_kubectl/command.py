@@ -15,7 +15,7 @@ from conveyor_insight.facts import Unanswered, read_facts
 from conveyor_kubectl import advising, families, rolling_back, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
-from conveyor_kubectl.rolling_back import find_dropped
+from conveyor_kubectl.rolling_back import find_lost
 from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
 from conveyor_kubectl.words import build_findings, build_json, build_text
 
@@ -92,9 +92,9 @@ def _check(cluster: Cluster) -> int:
 
 
 def _check_rollback(cluster: Cluster, flags: argparse.Namespace) -> int:
-    dropped = find_dropped(cluster, flags.manifests)
-    _print("\n".join(dropped) or "no field in use would be dropped")
-    return 1 if dropped else 0
+    lost = find_lost(cluster, flags.manifests)
+    _print("\n".join(lost) or "no field in use would be dropped, and all values are allowed")
+    return 1 if lost else 0
 
 
 def _list_families(flags: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
-"""`kubectl conveyor rollback-check`: finds fields in use that the CRDs of an older release would drop. For `command`.
+"""`kubectl conveyor rollback-check`: finds what the CRDs of an older release would drop or refuse. For `command`.
 
-The API server drops fields that a CRD does not have, silently and for good. Nothing is written to the cluster.
+The API server drops fields that a CRD does not have, silently and for good. An older operator reports a service with a
+value that it does not know as `InvalidSpec`. Nothing is written to the cluster.
 """
 
 import sys
@@ -16,19 +17,21 @@ from conveyor_kubectl.cluster import Cluster
 from conveyor_operator.kinds import ObjectKind
 
 DESCRIPTION = """Show which fields of InferenceServices a rollback would drop, because the CRDs of the older release do
-not have them. Pipe the older release's manifests into the command: helm get manifest conveyor -n conveyor-system
---revision N. Fields with the default value of the present CRDs do not count. The exit code is 1 if a field would be
-dropped."""
+not have them, and which values they do not allow, so that the service becomes InvalidSpec. Pipe the older release's
+manifests into the command: helm get manifest conveyor -n conveyor-system --revision N. Fields that are dropped with the
+default value of the present CRDs do not count. The exit code is 1 if something is found."""
 
 CRD: Final = ObjectKind(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
 _EMPTY: Final[Object] = {}
+_KEEPS_ALL: Final[Object] = {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def find_dropped(cluster: Cluster, file: str) -> list[str]:
-    """Return a line for each field that would be dropped. Raises Unanswered, also if the manifests have no CRDs.
+def find_lost(cluster: Cluster, file: str) -> list[str]:
+    """Return a line for each field that would be dropped, and each value that is not allowed.
 
+    Raises Unanswered, also if the manifests have no CRDs.
     file: path of the older release's manifests; "-" for the standard input.
     """
     older = _read_crds(file)
@@ -66,8 +69,13 @@ def _find_spec(crd: Object) -> Object:
 
 
 def _find_unknown(value: Any, kept: Object, defaults: Object, path: str) -> Iterator[str]:
-    """Yield the paths of fields of `value` that the schema `kept` drops. Fields with their default are left out."""
-    if isinstance(value, list):
+    """Yield the paths of fields of `value` that the schema `kept` drops, and of values that its `enum` lacks.
+
+    Dropped fields with their default are left out.
+    """
+    if "enum" in kept and value not in kept["enum"]:
+        yield f"{path}: {value} is not allowed"
+    if isinstance(value, list) and not kept.get("x-kubernetes-preserve-unknown-fields"):
         for number, item in enumerate(value):
             yield from _find_unknown(
                 item, kept.get("items", _EMPTY), defaults.get("items", _EMPTY), f"{path}[{number}]"
@@ -87,7 +95,7 @@ def _find_member(schema: Object, name: str) -> Object | None:
     """Return the schema of a member; None if the API server drops it."""
     additional = schema.get("additionalProperties")
     member = (schema.get("properties") or {}).get(name, additional)
-    return _EMPTY if member is True else member
+    return _KEEPS_ALL if member is True else member
 
 
 def _is_default(value: Any, schema: Object) -> bool:

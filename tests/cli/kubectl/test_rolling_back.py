@@ -10,6 +10,7 @@ from tests.chart.installation import CHART, helm
 from tests.operator.stage import Space
 
 from conveyor_kubectl.command import main
+from conveyor_kubectl.rolling_back import _find_unknown
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
@@ -56,7 +57,27 @@ def test_fields_that_a_rollback_drops_are_named(
     name = f"InferenceService {space.namespace}/chat"
     assert found == [f"{name}: spec.adapters", f"{name}: spec.model.cache"]  # kvCache has only defaults
     assert check(control_plane, tmp_path, build_older()) == 0
-    assert capsys.readouterr().out == "no field in use would be dropped\n"
+    assert capsys.readouterr().out == "no field in use would be dropped, and all values are allowed\n"
+
+
+def test_values_that_the_older_release_does_not_know_are_named(
+    control_plane: ControlPlane, space: Space, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space.make_service("chat", engine={"toolParser": "Hermes"})
+    space.make_service("plain", engine={"toolParser": "Mistral"})
+    older = build_older()
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["engine"]["properties"]["toolParser"]["enum"].remove("Hermes")
+    assert check(control_plane, tmp_path, older) == 1
+    found = [line for line in capsys.readouterr().out.splitlines() if space.namespace in line]
+    assert found == [f"InferenceService {space.namespace}/chat: spec.engine.toolParser: Hermes is not allowed"]
+
+
+@pytest.mark.parametrize("keeps", [{"additionalProperties": True}, {"x-kubernetes-preserve-unknown-fields": True}])
+def test_a_schema_that_keeps_every_field_drops_nothing(keeps: dict[str, Any]) -> None:
+    kept = {"properties": {"pod": {"type": "object", **keeps}}}
+    spec = {"pod": {"affinity": {"terms": [{"key": "a"}]}, "tolerations": [{"key": "b"}]}}
+    assert list(_find_unknown(spec, kept, {}, "spec")) == []
 
 
 def test_manifests_without_crds_are_an_error(
