@@ -37,7 +37,7 @@ _LIBRARY_WARNINGS_MAX: Final = 20  # warnings of one logger in a minute
 _BARE: Final = re.compile('[^ "=]+')
 _PLAIN_VALUE: Final = re.compile(r"%(?:\.\d+)?[dfgs]|[\w.:/-]+", re.ASCII)
 _PLAIN_TYPES: Final = frozenset((str, int, float, type(None)))
-_LITERAL_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+_LITERAL_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)  # as in JSON
 _UNKNOWN: Final = "-"
 
 Value = tuple[str, str | None, bool]
@@ -86,7 +86,7 @@ class _LibraryLimit(logging.Filter):
         if now - logged.since >= 60:
             left_out, logged.since, logged.count = max(0, logged.count - _LIBRARY_WARNINGS_MAX), now, 0
             if left_out:
-                record.msg, record.args = f"{record.getMessage()} ({left_out} more in the minute before)", ()
+                record.msg, record.args = f"{_fill(record)} ({left_out} more in the minute before)", ()
         logged.count += 1
         return logged.count <= _LIBRARY_WARNINGS_MAX
 
@@ -129,7 +129,7 @@ class _Formatter(logging.Formatter):
         else:
             yield "event", "log", False
             yield "logger", record.name, False
-            yield "message", without_secrets(record.getMessage()), False
+            yield "message", without_secrets(_fill(record)), False
         if trace_id := find_trace_id():
             yield "trace_id", trace_id, False
         if record.exc_info:
@@ -206,6 +206,14 @@ def _is_plain(template: str) -> bool:
     """Return whether each value of the template is one word or one argument."""
     places = _find_places(template)
     return places is not None and all(_PLAIN_VALUE.fullmatch(place.text) for place in places)
+
+
+def _fill(record: logging.LogRecord) -> str:
+    """Return the message; without its arguments if they do not fit, because a lost line is worse."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, LookupError):
+        return str(record.msg)
 
 
 def _read_template(record: logging.LogRecord) -> list[Value] | None:

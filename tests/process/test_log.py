@@ -51,6 +51,20 @@ def test_the_template_decides_which_keys_are_numbers_in_json() -> None:
     assert line == {"event": "x", "a": 1, "b": 0.5, "c": "3", "d": "4", "f": "True"}
 
 
+def test_a_literal_number_is_one_only_if_json_can_write_it_so() -> None:
+    line = read("json", "event=x a=007 b=-1.5 c=0 d=-0.25 e=1.")
+    assert line == {"event": "x", "a": "007", "b": -1.5, "c": 0, "d": -0.25, "e": "1."}
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"), [("event=x pct=%d%%", (None,)), ("event=x a=%d", ("b",)), ("a %s", ()), ("%s %s", (1,))]
+)
+def test_a_message_whose_arguments_do_not_fit_is_logged_without_them(
+    message: str, arguments: tuple[object, ...], log_format: LogFormat
+) -> None:
+    assert message in read(log_format, message, *arguments)["message"]
+
+
 @pytest.mark.parametrize("name", ["a", "a b"])
 def test_unknown_values_are_left_out_in_json(name: str) -> None:
     message, values = "event=x a=%d b=%s c=%.4f d=%d", (None, name, None, 5)
