@@ -2,7 +2,7 @@
 
 Used by `request_life`, because proxies close connections that are silent for a minute. Readers of streams skip empty
 lines, but some take a comment for an event (ADR 138). After the first of them the response is a stream with status 200,
-so a later error is sent as its last event.
+so a later error is sent as its last event. Log and metrics have the status that the error would have had.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Heartbeat:
     async def end_with_error(self, failure: GatewayError) -> StreamResponse:
         """End the started stream with an error."""
         assert self.response is not None, "the stream has started"
-        self.record.status, self.record.reason = self.response.status, failure.code
+        self.record.status, self.record.reason = failure.status, failure.code
         return await self._end_with_event(build_error_event(failure, self.record.path))
 
     async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
@@ -86,7 +86,7 @@ class Heartbeat:
         The event has the engine's own error if the answer contains one.
         """
         assert self.response is not None, "the stream has started"
-        self.record.set_answered(self.response.status)
+        self.record.set_answered(answer.status)
         self.record.leave_engine(answer.usage)
         try:
             refusal = msgspec.to_builtins(msgspec.json.decode(answer.first, type=_Refusal))

@@ -80,6 +80,7 @@ async def test_a_refusal_of_the_engine_is_an_event(stack: Stack) -> None:
         with pytest.raises(APIError, match="no such field"):
             async for _ in answer:
                 pass
+    await stack.wait(lambda: stack.metric("requests_total", code="400") == 1)
 
 
 @pytest.mark.parametrize("text", ["<html>", '{"detail": "no"}', "[1]"])
@@ -100,6 +101,7 @@ async def test_a_wait_that_is_too_long_ends_the_stream_with_an_error(stack: Stac
     error = json.loads(event.removeprefix(b"data: "))["error"]
     assert error["code"] == "queue_timeout"
     assert stack.metric("dropped_requests_total", reason="queue_timeout") == 1
+    assert stack.metric("requests_total", code="504") == 1, "alerts count such streams by their code"
 
 
 async def test_a_gateway_that_stops_ends_it_with_an_error(
