@@ -4,8 +4,9 @@ If a node stops reporting, Kubernetes marks its pods as not ready, and their eng
 and no engine is ready, the gateway asks the engines that are not terminating. It sends requests to those that answer as
 the pod that it means: another pod may have the address now. `server` runs this as one task.
 
-Each half second, a limited number of engines is asked. Namespaces take turns, so that a tenant with many such services
-does not delay those of others.
+Each half second, a limited number of engines is asked: of services whose engines get requests already, and as many of
+the others, so that silent engines do not delay the questions to those with prompts. Namespaces take turns, so that a
+tenant with many such services does not delay those of others.
 """
 
 import asyncio
@@ -46,19 +47,26 @@ class DoubtfulEngines:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 self._looked = {service: self._looked.get(service, 0.0) for service in self._slices.doubted}
-                wanted = (each for each in self._looked if each not in self._looking and self._is_wanted(each))
-                num_asked = 0
-                for service in take_turns(wanted, self._looked):
-                    doubtful = self._choose_engines(service)
-                    num_asked += len(doubtful)
-                    if num_asked > ENGINES_A_ROUND:
-                        break
-                    self._looked[service] = loop.time()
-                    group.create_task(self._look(service, doubtful))
+                idle = self._looked.keys() - self._looking
+                trusted = {each for each in idle if self._slices.is_trusted(each)}
+                for services in (trusted, {each for each in idle - trusted if self._is_wanted(each)}):
+                    for service, doubtful in self._choose_services(services):
+                        self._looked[service] = loop.time()
+                        group.create_task(self._look(service, doubtful))
 
     def _is_wanted(self, service: str) -> bool:
-        """Return whether requests wait for an engine of the service, or are sent to doubtful ones."""
-        return self._slices.is_trusted(service) or any(queue.queued for _, queue in self._queues.items(service))
+        """Return whether requests wait for an engine of the service."""
+        return any(queue.queued for _, queue in self._queues.items(service))
+
+    def _choose_services(self, services: Iterable[str]) -> Iterator[tuple[str, dict[str, Doubtful]]]:
+        """Yield the services whose turn it is, with the engines to ask."""
+        num_asked = 0
+        for service in take_turns(services, self._looked):
+            doubtful = self._choose_engines(service)
+            num_asked += len(doubtful)
+            if num_asked > ENGINES_A_ROUND:
+                return
+            yield service, doubtful
 
     def _choose_engines(self, service: str) -> dict[str, Doubtful]:
         """Return the engines to ask: those that get requests, and some others, which are not always the same."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -60,3 +60,29 @@ async def test_one_tenant_s_silent_engines_do_not_keep_another_tenant_s_from_bei
             looking.cancel()
             await asyncio.wait([looking])
     assert asked <= ENGINES_A_ROUND
+
+
+async def test_silent_engines_do_not_delay_the_questions_to_those_that_get_requests() -> None:
+    """A pod that gets the address of another one would get its prompts until it is asked."""
+    asked: list[float] = []
+
+    async def answer(_: web.Request) -> web.Response:
+        asked.append(asyncio.get_running_loop().time())
+        return web.Response(headers={POD_HEADER: POD})
+
+    slices, ledger = SliceTable(), Ledger(1 << 20)
+    waiting = SimpleNamespace(items=lambda service: [(service, SimpleNamespace(queued=1))])
+    async with running_engine(answer) as engine:
+        slices.put(build_slice("tenant/answering", own_address(), engine.port, POD))
+        looking = asyncio.create_task(DoubtfulEngines(slices, cast(Queues, waiting), ledger).look_for_ever())
+        with silent_address() as (host, port):
+            while not slices.is_trusted("tenant/answering"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for service in TENANT:
+                slices.put(build_slice(service, host, port, f"{service}-pod"))
+            async with asyncio.timeout(20):
+                while len(asked) < 6:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            looking.cancel()
+            await asyncio.wait([looking])
+    assert max(later - earlier for earlier, later in pairwise(asked)) < 2
