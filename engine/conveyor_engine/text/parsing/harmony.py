@@ -63,7 +63,7 @@ class Harmony:
         texts = _Texts(write, field)
         space, mark = yield from read_until(texts.write, (*_ENDS, *_BEGINS))
         texts.write(space)
-        if field == "arguments" and mark != END and not texts.has_any:
+        if field == "arguments" and not texts.has_any:
             write(field, "{}")
         return mark if mark in _BEGINS else ""
 

@@ -50,6 +50,8 @@ def read(chunks: list[str], **fields: Any) -> list[Part]:
         ("<|channel|>commentary to=functions.f <|constrain|>text<|message|>foo", [
             ("tool_call", "f"), ("arguments", "foo"),
         ]),
+        # the answer of a real model lacks `<|call|>`, which is a stop token
+        (CALL.removesuffix('{"a": 1}'), [("tool_call", "f"), ("arguments", "{}")]),
         (f"<|channel|>commentary to=assistant<|message|>a{NEXT}{FINAL}b", [("reasoning", "a"), ("content", "b")]),
         ("Yes.", [("content", "Yes.")]),
         ("to=", [("content", "to=")]),
