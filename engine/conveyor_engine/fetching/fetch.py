@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -192,7 +192,7 @@ def _fetch_files(
     source: Source, model: RemoteModel, partial: Path, wanted: re.Pattern[str], file: str, task: str
 ) -> list[RemoteFile]:
     good = {each for each in model.files if _is_good(each, partial / each.name)}
-    index = _index_of(model)
+    index = None if wanted is _WANTED_OF_ADAPTER else _index_of(model, file)
     if index is not None:  # it says which weights belong to the model
         _remove_other_files(partial, model.files, good)
         _fetch_missing(source, model, [index] if index not in good else [], partial)
@@ -209,10 +209,14 @@ def _fetch_files(
     return files
 
 
-def _index_of(model: RemoteModel) -> RemoteFile | None:
-    """Return the file that names a model's weights; None if there is none, or if each part of a pipeline has one."""
-    by_name = {file.name: file for file in model.files}
-    return None if PIPELINE_INDEX in by_name else by_name.get(WEIGHTS_INDEX)
+def _index_of(model: RemoteModel, file: str) -> RemoteFile | None:
+    """Return the file that names a model's weights; None if there is none, or if other files have the weights."""
+    by_name = {each.name: each for each in model.files}
+    return None if PIPELINE_INDEX in by_name or _is_gguf(by_name, file) else by_name.get(WEIGHTS_INDEX)
+
+
+def _is_gguf(names: Collection[str], file: str) -> bool:
+    return bool(file or (group_files(names) and not any(name.endswith(".safetensors") for name in names)))
 
 
 def _choose(model: RemoteModel, wanted: re.Pattern[str], file: str, directory: Path) -> list[RemoteFile]:
@@ -225,11 +229,11 @@ def _choose(model: RemoteModel, wanted: re.Pattern[str], file: str, directory: P
         if file:
             raise ConfigError(f"an adapter is a folder, so its address cannot name the file {file!r}")
         return choose_adapter_files(model)
-    if file or (group_files(by_name) and not any(name.endswith(".safetensors") for name in by_name)):
+    if _is_gguf(by_name, file):
         return [by_name[name] for name in choose_gguf(model.title, by_name, file)]
     if not by_name.keys() & MODEL_FILES:
         raise ModelError(f"{model} has none of {', '.join(MODEL_FILES)}: it is no model")
-    index = _index_of(model)
+    index = _index_of(model, file)
     return [index, *choose_files(model, _weights_of_index(directory))] if index else choose_files(model, None)
 
 

@@ -32,19 +32,20 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 
     The step is run again in two halves, and a half that fails too in its own halves. So a step that did not fit into
     memory succeeds, and a request that the model cannot compute ends alone, after as many steps of its batch as the
-    batch can be halved. If a request has failed, a step of one token is run. If that raises, the device is broken, and
-    the exception is raised here. If rows have states, their requests begin again instead, each alone.
+    batch can be halved. When a request has failed, a step of one token is run. If that raises, the device is broken,
+    and the exception is raised here. If rows have states, their requests begin again instead, each alone.
     """
     executor.free_memory()
-    if scheduler.restart(plan, FAILED) if scheduler.restarts else _run_halves(scheduler, executor, plan):
-        with scheduler.dummy_plan() as dummy:
-            compute(executor, dummy)
+    if not scheduler.restarts:
+        _run_halves(scheduler, executor, plan)
+    elif scheduler.restart(plan, FAILED):
+        _check_device(scheduler, executor)
 
 
-def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
+def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult], *, is_again: bool = False) -> bool:
     """Pass the result to the scheduler.
 
-    Returns False if the step raised, after logging the exception with its traceback.
+    Returns False if the step raised, after logging the exception, with its traceback unless the step `is_again` run.
 
     The exception is not raised again, and its traceback is removed, because it refers to tensors whose memory the retry
     needs.
@@ -52,24 +53,27 @@ def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResu
     try:
         step_result = result()
     except Exception as error:  # the model, its kernels or the device may raise anything; other requests continue
-        _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
+        sizes = len(plan.rows), sum(plan.num_tokens)
+        _log.error("event=step_failed requests=%d tokens=%d error=%r", *sizes, error, exc_info=not is_again)
         error.__traceback__ = None  # breaks a cycle: the frames contain the future, which refers to the error
         return False
     scheduler.update(step_result)
     return True
 
 
-def _run_halves(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
-    """Return whether a request has failed."""
-    has_failed = False
+def _run_halves(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     for half in scheduler.halve(plan):
-        if conclude(scheduler, half, partial(_compute, scheduler, executor, half)):
+        if conclude(scheduler, half, partial(_compute, scheduler, executor, half), is_again=True):
             continue
+        executor.free_memory()
         if len(half.rows) > 1:
-            executor.free_memory()
-            has_failed |= _run_halves(scheduler, executor, half)
+            _run_halves(scheduler, executor, half)
         else:
             scheduler.fail(half, FAILED)
-            executor.free_memory()
-            has_failed = True
-    return has_failed
+            _check_device(scheduler, executor)
+
+
+def _check_device(scheduler: Scheduler, executor: Executor) -> None:
+    """Run a step of one token, and raise what it raises."""
+    with scheduler.dummy_plan() as dummy:
+        compute(executor, dummy)

@@ -92,9 +92,10 @@ INLINE of_columns columns_at(const cv_linear *c, const char *panel, int column) 
     const int bf16 = c->scale_dtype == CV_BFLOAT16;
     of_columns of = {vf_get(bf16, tail, column), {0}};
     if (c->has_zeros) {
-        vh stored;
+        typedef int16_t signed_vh __attribute__((vector_size(VL * 2)));
+        signed_vh stored;
         memcpy(&stored, tail + CV_PANEL * (bf16 ? 2 : 4) + column * 2, sizeof stored);
-        of.zeros = (vi)__builtin_convertvector(stored, vu);
+        of.zeros = __builtin_convertvector(stored, vi);
     }
     return of;
 }

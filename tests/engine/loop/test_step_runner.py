@@ -142,8 +142,10 @@ class Broken(PretendedModel):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_a_broken_device_ends_the_engine_with_its_own_words() -> None:
+def test_a_broken_device_ends_the_engine_with_its_own_words(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = make_scheduler()
-    scheduler.add_request(make_request("a"))
+    for name in "abcd":
+        scheduler.add_request(make_request(name))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run_step(scheduler, Broken(4), planned(scheduler))
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False], "one traceback"

@@ -4,7 +4,7 @@ Used by all kinds of bodies with messages. Runs in the workers of `process`. For
 `ServedModel.reader` is its `tasks.generate.chat_pictures.ChatPictures`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from conveyor_engine.errors import InvalidRequest
@@ -44,7 +44,8 @@ def read_conversation(
     text = whole = _render(model, fields, messages, facts.max_model_len)
     shown = _read_images(model, images, facts)
     if images:
-        _check_texts([messages, fields.variables()], model.reader.mark)
+        given = [messages, fields.documents, fields.tool_use.for_template(), fields.variables()]
+        _check_texts(given, model.reader.mark)
         whole = _insert(text, model.reader.mark, [each for _, each in shown])
     token_ids = model.tokenizer.encode(
         whole, facts.max_model_len, add_special_tokens=add_special_tokens, param="messages", truncation=truncation
@@ -84,23 +85,29 @@ def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: M
 
 
 def _check_texts(values: object, mark: str) -> None:
-    """Raise InvalidRequest if a text, or texts behind one another, contain the mark that stands for an image.
+    """Raise InvalidRequest if a text, a name, or texts behind one another, contain the mark that stands for an image.
 
     If the template leaves an image out, that mark would become its place.
     """
-    if mark in "".join(_find_texts(values)):
+    texts: list[str] = []
+    names: list[str] = []
+    _collect(values, texts, names)
+    if mark in "".join(texts) or mark in "".join(names):
         raise _refuse(f"no text may contain {mark!r} if the messages have images, because it stands for an image")
 
 
-def _find_texts(value: object) -> Iterator[str]:
+def _collect(value: object, texts: list[str], names: list[str]) -> None:
+    """Append the texts and the names in a JSON value, in their order. The kinds of parts are no texts."""
     if isinstance(value, str):
-        yield value
+        texts.append(value)
     elif isinstance(value, Mapping):
+        names += value
         for name, inner in value.items():
-            yield from _find_texts(inner) if name != "type" else ()
+            if name != "type":
+                _collect(inner, texts, names)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _find_texts(inner)
+            _collect(inner, texts, names)
 
 
 def _insert(text: str, mark: str, shown: Sequence[str]) -> str:

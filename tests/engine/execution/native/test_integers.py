@@ -21,7 +21,7 @@ def make_weight(
     numbers = torch.randint(0, 1 << bits, (rows, k), generator=generator, dtype=torch.uint8)
     numbers[:, 0], numbers[:, 1] = 0, (1 << bits) - 1
     scales = (torch.rand(rows, k // group, generator=generator) + 0.1).to(scale_dtype)
-    zeros = torch.randint(0, 1 << bits, scales.shape, generator=generator, dtype=torch.int16) if has_zeros else None
+    zeros = torch.randint(-9, 1 << bits, scales.shape, generator=generator, dtype=torch.int16) if has_zeros else None
     weight = native.PackedIntegers.allocate((n, k), bits, group, scale_dtype, has_zeros)
     weight.fill(0, numbers, scales, zeros)
     middle = 1 << bits - 1 if zeros is None else zeros[..., None]

@@ -62,7 +62,7 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
     if bits == 8:
         return Grid(bits, (grouped.abs().amax(dim=2) / 127).to(torch.bfloat16))
     largest = grouped.gather(2, grouped.abs().argmax(dim=2, keepdim=True))[..., 0]
-    best, least = torch.zeros_like(largest), torch.full_like(largest, torch.inf)
+    best, least = largest / -8, torch.full_like(largest, torch.inf)  # NaN and infinity stay
     for part in _RANGES:
         scales = (largest * (part / -8)).to(torch.bfloat16).float()
         numbers = (grouped * torch.where(scales != 0, 1 / scales, 0)[..., None]).round_().clamp_(-8, 7)

@@ -253,7 +253,8 @@ class GenerateRunner(Runner):
                 self._sampler.set_row(admitted.row, admitted.sampling)
                 if self._sight is not None:
                     self._rows.shift(admitted.row, self._sight.admit(admitted))
-            logits, samples, found = self._replay(plan) or self._launch(plan)
+            shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
+            logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
         return partial(self._sample, plan, logits, samples, found)
 
     def _sample(
@@ -278,18 +279,18 @@ class GenerateRunner(Runner):
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         graphs = self._adapted_graphs if self._find_used(plan) else self.graphs
-        if self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens):
-            return None
         return graphs.run(plan) if graphs is not None else None
 
-    def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, None]:
+    def _launch(self, plan: StepPlan, *, shows: bool) -> tuple[torch.Tensor, Samples, None]:
+        """shows: whether the step computes tokens of images."""
         batch = build_batch(plan, self._rows, self.facts.block_size)
         last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
         paged = PagedStep(self.backend, batch.metadata, last, batch.token_rows, self._states)
         sample_rows = batch.logit_indices if last is None else 0
         inputs = (batch.input_ids, batch.position_ids, sample_rows, paged, self._find_used(plan))
         seen = None
-        if self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens):
+        if shows:
+            assert self._sight is not None
             seen = self._sight.see(lay_out(plan), batch.input_ids)
             batch.metadata.set_ends(seen.ends)
         return self._forward(*inputs, seen), batch.samples, None
