@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, FORMATS, build_program
+from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, COMMAND_CALLS, FORMATS, build_program
 from conveyor_engine.text.parsing.harmony import Harmony
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, OutputParser, Part
 from conveyor_engine.text.parsing.machine import Machine, Program, read_content
@@ -46,8 +46,10 @@ def build_parser(parsing: Parsing) -> OutputParser:
 def _build_program(parsing: Parsing) -> Program:
     if parsing.tool_format == CHANNELS or (parsing.thinking == GPT_OSS and not parsing.tool_format):
         return Harmony("reasoning" if parsing.thinking else "content", has_tools=bool(parsing.tool_format)).read
-    name = parsing.tool_format or (COMMAND if parsing.thinking == COMMAND else "")  # whose text has marks as well
-    program = build_program(name, parsing.strings) if name else read_content
+    if parsing.tool_format:
+        program = build_program(parsing.tool_format, parsing.strings)
+    else:
+        program = COMMAND_CALLS.read_text if parsing.thinking == COMMAND else read_content
     if parsing.thinking:
         return build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
     return program

@@ -28,12 +28,20 @@ class Marked:
         """Return the program that parses an answer."""
         return self._read
 
+    def read_text(self, write: Write, first: str | None) -> Reading[None]:
+        """Read an answer without calls. Its marks are dropped, as the detokenizer drops special tokens."""
+        while (yield from read_until(partial(write, "content"), self._marks, first))[1] != END:
+            first = None
+
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        return self.begin, *self.ends, *self.around
+
     def _read(self, write: Write, first: str | None) -> Reading[None]:
         content = partial(write, "content")
-        marks = (self.begin, *self.ends, *self.around)
         is_call = False
         while True:
-            space, mark = yield from read_until(content, marks, first)
+            space, mark = yield from read_until(content, self._marks, first)
             first = None
             if mark == END:
                 return

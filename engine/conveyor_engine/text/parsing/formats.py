@@ -45,6 +45,12 @@ class Format:
 LIST = "list"
 CHANNELS: Final = "openai"
 COMMAND: Final = "cohere_command3"
+COMMAND_CALLS: Final = Marked(
+    "<|START_ACTION|>",
+    ("<|END_ACTION|>",),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    is_list=True,
+)
 _REST: Final = r"""rest: TEXT (<[*]> TEXT)*
 TEXT: /(.|\n)*/"""  # any tokens; the first one may begin within a mark
 _FUNCTIONS: Final = ("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
@@ -166,12 +172,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         begins=["<|tool_call|>"],
     ),
     COMMAND: Format(
-        Marked(
-            "<|START_ACTION|>",
-            ("<|END_ACTION|>",),
-            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-            is_list=True,
-        ),
+        COMMAND_CALLS,
         has_special_tokens=True,
         templates=[["<|START_ACTION|>"]],
         begins=["<|START_ACTION|>"],

@@ -52,6 +52,9 @@ def test_other_families_have_other_marks() -> None:
     assert read(["[THINK]a[/THINK]b"], thinking="mistral") == [("reasoning", "a"), ("content", "b")]
     thinks = "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>"
     assert read([thinks], thinking="cohere_command3") == [("reasoning", "a"), ("content", "b")]
+    call = '<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>'
+    without_tools = [("reasoning", "a"), ("content", call[16:-14])]
+    assert read([f"<|START_THINKING|>a<|END_THINKING|>{call}"], thinking="cohere_command3") == without_tools
     for answer in ("<|channel>thought\na\n<channel|>b", "<|channel>thought\na<channel|>\nb"):
         assert read([answer], thinking="gemma4") == [("reasoning", "a"), ("content", "b")]
     assert read(["<seed:think>a</seed:think>b"], thinking="seed_oss") == [("reasoning", "a"), ("content", "b")]
