@@ -26,7 +26,7 @@ DEFAULT_QUEUED_REQUESTS: Final = 256
 VLLM_FLAGS: Final = (
     "--config", "--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--max-num-seqs",
     "--max-num-batched-tokens", "--gpu-memory-utilization", "--num-gpu-blocks-override", "--block-size",
-    "--generation-config",
+    "--generation-config", "--ssl-certfile", "--ssl-keyfile", "--enable-ssl-refresh", "--ssl-ca-certs",
 )  # fmt: skip
 _NAMES_A_FLAG: Final = f"argument.split('=')[0].replace('_', '-') in {list(VLLM_FLAGS)}"
 _CLASS_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"

@@ -39,6 +39,7 @@ ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
 GATEWAY_PORT: Final = 8080
 GATEWAY_SERVICE_PORT: Final = 80
+GATEWAY_TLS_SERVICE_PORT: Final = 443
 GATEWAY_ADMIN_PORT: Final = 8081
 METRICS_PORT: Final = 10250  # firewalls of private clusters allow the control plane to reach this port
 METRICS_PORT_NAME: Final = "https"

@@ -3,8 +3,6 @@
 The connection goes to the pod's address, and the engine's certificate must be for its Service (`find_host`).
 """
 
-import asyncio
-import logging
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +10,8 @@ from typing import Any, Final
 from yarl import URL
 
 from conveyor_gateway.engines.headers import find_host
+from conveyor_process.followed_files import FollowedFiles
 from conveyor_process.settings import SettingsError
-
-logger = logging.getLogger(__name__)
-
-_POLL_SECONDS: Final = 1.0
 
 
 class EngineTls:
@@ -26,25 +21,13 @@ class EngineTls:
         """Load the authorities. Raises SettingsError."""
         self._file = file
         try:
-            self._loaded = file.read_bytes()
-            self.context = ssl.create_default_context(cafile=file)
-        except OSError as error:  # ssl.SSLError is one
+            files = FollowedFiles("authorities", (file,), self._load)
+        except OSError as error:
             raise SettingsError(f"cannot verify engines with {file}: {error}") from error
+        self.follow: Final = files.follow
 
-    async def follow(self) -> None:
-        """Load the authorities again whenever the file changes, until cancelled."""
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            try:
-                found = self._file.read_bytes()
-                if found == self._loaded:
-                    continue
-                self._loaded = found
-                self.context = ssl.create_default_context(cafile=self._file)
-            except OSError as error:
-                logger.warning("event=authorities_refused consequence=the_last_ones_stay error=%s", error)
-            else:
-                logger.info("event=authorities_loaded file=%s", self._file)
+    def _load(self) -> None:
+        self.context = ssl.create_default_context(cafile=self._file)
 
 
 def build_url(tls: EngineTls | None, address: str, path: str) -> URL:

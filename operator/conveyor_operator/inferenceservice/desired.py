@@ -100,7 +100,8 @@ def build_desired(
     owner = build_owner(service.namespace, service.name, service.metadata.uid, spec.metadata)
     config = build_engine_config(owner, spec, settings.has_ipv6)
     template = build_pod_template(owner, spec, config, settings.user_id, settings.cluster_domain)
-    if settings.engine_tls_secret:
+    has_tls = bool(settings.engine_tls_secret)  # of the engines, and then of the gateway
+    if has_tls:
         template = with_tls(template, settings.engine_tls_secret, spec.runtime)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
@@ -123,8 +124,8 @@ def build_desired(
     children = [
         build_service_account(owner),
         build_config_map(owner, config),
-        build_engine_service(owner),
-        build_public_service(owner, settings.gateway_host),
+        build_engine_service(owner, has_tls=has_tls),
+        build_public_service(owner, settings.gateway_host, has_tls=has_tls),
         deployment,
         build_disruption_budget(owner),
     ]

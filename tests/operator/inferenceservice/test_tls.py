@@ -13,13 +13,17 @@ from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.settings import Settings
 
 
-def build_pod(secret: str, **spec: Any) -> Json:
+def build_children(secret: str, **spec: Any) -> list[Json]:
     body = make_service(**spec)
     body["metadata"] |= {"namespace": "team", "uid": "1", "generation": 1}
     service = InferenceService.parse(body)
     settings = Settings(engine_tls_secret=secret)
     desired = build_desired(service, settings, Observed(), PodStarts(service.status, []), datetime.now(UTC))
-    (deployment,) = [child for child in desired.children if child["kind"] == "Deployment"]
+    return desired.children
+
+
+def build_pod(secret: str, **spec: Any) -> Json:
+    (deployment,) = [child for child in build_children(secret, **spec) if child["kind"] == "Deployment"]
     pod: Json = deployment["spec"]["template"]["spec"]
     return pod
 
@@ -36,5 +40,13 @@ def test_engines_get_the_secret_and_probes_by_https(spec: Json) -> None:
     assert pod["initContainers"] == plain["initContainers"]  # they serve nothing
     if spec:
         assert "--ssl-certfile=/etc/conveyor-tls/tls.crt" in engine["command"]
+        assert "https://localhost:" in engine["lifecycle"]["preStop"]["exec"]["command"][2]
     else:
         assert {"name": "CONVEYOR_ENGINE_TLS_FOLDER", "value": "/etc/conveyor-tls"} in engine["env"]
+
+
+def test_the_services_ports_say_that_both_serve_tls() -> None:
+    services = [child for child in build_children("engine-tls") if child["kind"] == "Service"]
+    (engine,), (public,) = (service["spec"]["ports"] for service in services)
+    assert engine["appProtocol"] == "https"
+    assert (public["name"], public["port"]) == ("https", 443)

@@ -2,12 +2,14 @@
 
 import http.server
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +19,8 @@ from tests.operator.builders import OWNER, SETTINGS
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_operator.inferenceservice.manifests.config import build_engine_config
-from conveyor_operator.inferenceservice.manifests.vllm import build_vllm
+from conveyor_operator.inferenceservice.manifests.vllm import build_vllm, read_over_tls
+from e2e.cluster.certificates import Authority
 
 VLLM = {"runtime": "VLLM", "engine": {"image": "vllm/vllm-openai:v0.11.0"}}
 IDLE, BUSY = b"vllm:num_requests_running 0.0\n", b"vllm:num_requests_running 1.0\n"
@@ -39,7 +42,7 @@ def build_command(port: int, drain_seconds: float) -> list[str]:
 
 
 @contextmanager
-def serving(port: int, answer: Callable[[int], bytes]) -> Iterator[list[str]]:
+def serving(port: int, answer: Callable[[int], bytes], tls: ssl.SSLContext | None = None) -> Iterator[list[str]]:
     """Serve pages on the port: `answer` gets the number of the request. Yields the paths that were read."""
     paths: list[str] = []
 
@@ -52,6 +55,8 @@ def serving(port: int, answer: Callable[[int], bytes]) -> Iterator[list[str]]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield paths
         server.shutdown()
@@ -78,6 +83,17 @@ def test_the_pod_stops_waiting_when_the_time_is_over(port: int) -> None:
     done = subprocess.run(build_command(port, 1), capture_output=True, timeout=50)
     assert done.returncode == 0
     assert b"refused" in done.stderr
+
+
+def test_the_pod_reads_a_vllm_that_serves_tls(port: int, tmp_path: Path) -> None:
+    pair = Authority(tmp_path, "ca").issue("engine", "engine", names=("*.team.svc",))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    command = build_command(port, 30)
+    command[2] = read_over_tls(command[2])
+    with serving(port, lambda _: page(IDLE), tls) as paths:
+        done = subprocess.run(command, capture_output=True, timeout=50)
+    assert (done.returncode, paths, done.stderr) == (0, ["/metrics"], b"")
 
 
 @pytest.mark.parametrize(("pod_ip", "host"), [("fd00::7", "::"), ("10.0.0.7", None), ("", None)])

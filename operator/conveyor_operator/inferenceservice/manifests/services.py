@@ -4,14 +4,14 @@ from conveyor_api import names
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
-def build_engine_service(owner: Owner) -> Object:
+def build_engine_service(owner: Owner, *, has_tls: bool) -> Object:
     """Return the headless Service of the engines. The gateway reads its EndpointSlices and chooses an engine itself."""
     port = {
         "name": names.ENGINE_PORT_NAME,
         "port": names.ENGINE_PORT,
         "targetPort": names.ENGINE_PORT_NAME,
         "protocol": "TCP",
-        "appProtocol": "http",
+        "appProtocol": "https" if has_tls else "http",
     }
     return {
         "apiVersion": "v1",
@@ -27,9 +27,10 @@ def build_engine_service(owner: Owner) -> Object:
     }
 
 
-def build_public_service(owner: Owner, gateway_host: str) -> Object:
+def build_public_service(owner: Owner, gateway_host: str, *, has_tls: bool) -> Object:
     """Return the Service for clients: an alias of the gateway, which routes by the Host `<name>.<namespace>`."""
-    port = {"name": names.ENGINE_PORT_NAME, "port": names.GATEWAY_SERVICE_PORT, "protocol": "TCP"}
+    number = names.GATEWAY_TLS_SERVICE_PORT if has_tls else names.GATEWAY_SERVICE_PORT
+    port = {"name": "https" if has_tls else "http", "port": number, "protocol": "TCP"}
     return {
         "apiVersion": "v1",
         "kind": "Service",

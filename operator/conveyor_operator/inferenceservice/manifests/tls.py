@@ -4,6 +4,7 @@ import copy
 from typing import Final
 
 from conveyor_api import names
+from conveyor_operator.inferenceservice.manifests.vllm import read_over_tls
 from conveyor_operator.loop.owner import Object
 
 _FOLDER: Final = "/etc/conveyor-tls"
@@ -23,6 +24,8 @@ def with_tls(template: Object, secret: str, runtime: str) -> Object:
         engine[probe]["httpGet"]["scheme"] = "HTTPS"
     if runtime == "VLLM":
         engine["command"] += _VLLM_FLAGS
+        pre_stop = engine["lifecycle"]["preStop"]["exec"]["command"]
+        pre_stop[2] = read_over_tls(pre_stop[2])
     else:
         engine["env"].append({"name": f"{names.ENGINE_ENV_PREFIX}TLS_FOLDER", "value": _FOLDER})
     return template

@@ -41,6 +41,14 @@ while time.monotonic() < end:
     time.sleep(0.5)
 """
 
+# vLLM's certificate is for the engines' Service, not for localhost.
+_UNVERIFIED: Final = "import ssl\nssl._create_default_https_context = ssl._create_unverified_context\n"
+
+
+def read_over_tls(script: str) -> str:
+    """Return preStop's script for a vLLM that serves TLS."""
+    return _UNVERIFIED + script.replace("http://localhost", "https://localhost")
+
 
 def build_vllm_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool) -> dict[str, Any]:
     """Return the flags of `vllm serve`. A flag with None keeps vLLM's default.
