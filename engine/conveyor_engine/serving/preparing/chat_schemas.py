@@ -74,6 +74,7 @@ def _check_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+TEMPLATE_ROLES = ("system", "user", "assistant", "tool")
 _ROLES = {"developer": "system", "function": "tool"}  # as current templates name them
 
 
@@ -83,7 +84,7 @@ class ChatMessage(Object):
     place = Place.MESSAGE
 
     role: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-    """Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or a role that the model's chat template knows.
+    """Who speaks: `system`, `developer`, `user`, `assistant`, `tool`, or a role that the model's chat template shows.
 
     The template receives `developer` as `system`, and `function` as `tool`."""
     content: Content = None

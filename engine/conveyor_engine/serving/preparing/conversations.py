@@ -4,12 +4,14 @@ Used by all kinds of bodies with messages. Runs in the workers of `process`. For
 `ServedModel.reader` is its `tasks.generate.chat_pictures.ChatPictures`.
 """
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX, decode_image, read_base64, shrink
-from conveyor_engine.serving.preparing.chat_schemas import ChatRequest
+from conveyor_engine.serving.preparing.chat_schemas import TEMPLATE_ROLES, ChatRequest
 from conveyor_engine.serving.preparing.content import take_images
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.text.tokenizer import Truncation
@@ -56,7 +58,23 @@ def read_conversation(
 
 def _render(model: ServedModel, fields: ChatRequest, messages: list[dict[str, Any]], longest: int) -> str:
     fields.tool_use.check_size()
-    return model.tokenizer.render_chat(messages, longest, fields.variables(), fields.rendering())
+    render = partial(
+        model.tokenizer.render_chat, max_tokens=longest, variables=fields.variables(), rendering=fields.rendering()
+    )
+    text = render(messages)
+    _check_roles(messages, render)
+    return text
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Raise InvalidRequest for a role, such as `User`, whose messages the template skips."""
+    texts = {role: uuid.uuid4().hex for each in messages if (role := each["role"]) not in TEMPLATE_ROLES}
+    if not texts:
+        return
+    rendered = render([{**each, "content": texts.get(each["role"], each["content"])} for each in messages])
+    if hidden := next((role for role, text in texts.items() if text not in rendered), None):
+        known = ", ".join(TEMPLATE_ROLES)
+        raise _refuse(f"the model's chat template shows no message with the role {hidden!r}; send one of {known}")
 
 
 def _read_images(model: ServedModel, images: Sequence[dict[str, Any]], facts: ModelFacts) -> list[tuple[Picture, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.builders import make_facts
+from tests.engine.chat_model import write_tokenizer
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
@@ -28,6 +29,23 @@ def prepared(chat_model: Path, kind: str, level: int | None = None, **fields: An
 
 def prepare(model: ServedModel, job: Job) -> Any:
     return find_kind(job).prepare(model, job)
+
+
+SKIPS = """{% for message in messages %}{% if message.role in ('user', 'ipython') %}
+{{- message.role + ': ' + message.content }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("text", ["a", "", " "])
+def test_a_role_that_the_template_skips_is_refused(tmp_path: Path, text: str) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(SKIPS)
+    user = {"role": "user", "content": "a"}
+    for skipped in ("User", "assistent"):
+        with pytest.raises(InvalidRequest, match=f"shows no message with the role '{skipped}'") as caught:
+            prepared(tmp_path, "chat", messages=[user, {"role": skipped, "content": text}])
+        assert caught.value.param == "messages"
+    for shown in ("ipython", "system"):
+        assert prepared(tmp_path, "chat", messages=[user, {"role": shown, "content": text}])
 
 
 def read_add(one: PreparedText) -> Add:
