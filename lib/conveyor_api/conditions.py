@@ -54,8 +54,8 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ),
     ConditionType.STALLED: (
         "True if the rollout or the only engine has failed, and somebody has to act. Otherwise absent. A failure that "
-        "may pass does so when the Deployment exceeds its progress deadline. Helm, Flux and Config Sync then report a "
-        "failure."
+        "may pass does so when the Deployment exceeds its progress deadline. A contested HPA, PodDisruptionBudget or "
+        "Service is no failed rollout. Helm, Flux and Config Sync then report a failure."
     ),
 }
 
