@@ -37,6 +37,7 @@ METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns t
 # Ports: of Services if the name contains SERVICE, otherwise of containers.
 ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
+ENGINE_TLS_PORT_NAME: Final = "https"  # of pods that serve TLS; the port of their Service keeps its name
 GATEWAY_PORT: Final = 8080
 GATEWAY_SERVICE_PORT: Final = 80
 GATEWAY_TLS_SERVICE_PORT: Final = 443

@@ -3,6 +3,8 @@
 import pytest
 from tests.chart.installation import CHART, HelmFailed, find, helm, render
 
+from conveyor_api import names
+
 SECRET = "gateway.tls.secretName=gateway-tls"
 URL = "https://conveyor-gateway.conveyor-system.svc.cluster.local"
 
@@ -47,7 +49,7 @@ def test_engines_serve_tls_with_a_secret_of_each_namespace() -> None:
     assert "--engine-tls-secret=engine-tls" in operator["args"]
     assert "--engine-authorities=/etc/conveyor/tls/ca.crt" in gateway["args"]
     (endpoint,) = find(objects, "PodMonitor", "conveyor-engine")["spec"]["podMetricsEndpoints"]
-    assert endpoint["scheme"] == "https"
+    assert (endpoint["scheme"], endpoint["port"]) == ("https", names.ENGINE_TLS_PORT_NAME)
 
 
 def test_engines_with_tls_need_authorities_that_verify_them() -> None:

@@ -297,7 +297,12 @@ def observe_scaled_object(body: Object) -> Conditions:
 
 
 def observe_ready_endpoints(body: Object) -> int:
-    """Return the number of ready endpoints in an EndpointSlice. An unset `ready` counts as ready, as in the API."""
+    """Return the number of ready endpoints in an EndpointSlice. An unset `ready` counts as ready, as in the API.
+
+    Pods without the Service's port, which have TLS if no others do or the reverse, are in a slice without ports.
+    """
+    if not any(port.get("name") == names.ENGINE_PORT_NAME for port in body.get("ports") or ()):
+        return 0
     endpoints = body.get("endpoints") or ()
     return sum(1 for e in endpoints if (e.get("conditions") or {}).get("ready") is not False)
 

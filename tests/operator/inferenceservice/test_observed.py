@@ -131,9 +131,11 @@ def test_keda_s_metrics_have_the_names_of_conveyor_s() -> None:
 
 
 def test_endpoints_count_when_they_are_ready_or_do_not_say() -> None:
-    slices = {"endpoints": [{"conditions": {"ready": True}}, {"conditions": {"ready": False}}, {"conditions": {}}, {}]}
-    assert observe_ready_endpoints(slices) == 3
-    assert observe_ready_endpoints({"endpoints": None}) == 0
+    endpoints = [{"conditions": {"ready": True}}, {"conditions": {"ready": False}}, {"conditions": {}}, {}]
+    ports = [{"name": "http", "port": 8000}]
+    assert observe_ready_endpoints({"endpoints": endpoints, "ports": ports}) == 3
+    assert observe_ready_endpoints({"endpoints": None, "ports": ports}) == 0
+    assert observe_ready_endpoints({"endpoints": endpoints, "ports": None}) == 0
 
 
 def test_claims_say_how_they_may_be_mounted() -> None:

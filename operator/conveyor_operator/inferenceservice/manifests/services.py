@@ -5,11 +5,14 @@ from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
 def build_engine_service(owner: Owner, *, has_tls: bool) -> Object:
-    """Return the headless Service of the engines. The gateway reads its EndpointSlices and chooses an engine itself."""
+    """Return the headless Service of the engines. The gateway reads its EndpointSlices and chooses an engine itself.
+
+    Only pods with a port of this name get an endpoint with a port, so pods with and without TLS are never mixed.
+    """
     port = {
         "name": names.ENGINE_PORT_NAME,
         "port": names.ENGINE_PORT,
-        "targetPort": names.ENGINE_PORT_NAME,
+        "targetPort": names.ENGINE_TLS_PORT_NAME if has_tls else names.ENGINE_PORT_NAME,
         "protocol": "TCP",
         "appProtocol": "https" if has_tls else "http",
     }

@@ -1,4 +1,4 @@
-"""Adds TLS to the pod template of engines: the mounted Secret, the setting of the program, and the probes. Pure."""
+"""Adds TLS to the pod template of engines: the Secret, the program's setting, the port's name, the probes. Pure."""
 
 import copy
 from typing import Final
@@ -20,8 +20,9 @@ def with_tls(template: Object, secret: str, runtime: str) -> Object:
     (engine,) = template["spec"]["containers"]
     template["spec"]["volumes"].append({"name": _VOLUME, "secret": {"secretName": secret}})
     engine["volumeMounts"].append({"name": _VOLUME, "mountPath": _FOLDER, "readOnly": True})
+    engine["ports"][0]["name"] = names.ENGINE_TLS_PORT_NAME
     for probe in _PROBES:
-        engine[probe]["httpGet"]["scheme"] = "HTTPS"
+        engine[probe]["httpGet"] |= {"port": names.ENGINE_TLS_PORT_NAME, "scheme": "HTTPS"}
     if runtime == "VLLM":
         engine["command"] += _VLLM_FLAGS
         pre_stop = engine["lifecycle"]["preStop"]["exec"]["command"]
