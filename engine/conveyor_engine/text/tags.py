@@ -12,7 +12,7 @@ from conveyor_engine.text.json_grammar import JsonSchema
 
 FindToken = Callable[[str], int | None]
 _UNESCAPED_SLASH = re.compile(r"(?<!\\)/")
-_MARK = re.compile(r"(</?[a-z_]+>|<\|[a-z_]+\|>)")
+_MARK = re.compile(r"(<[/|｜]*[^\W\d][\w:▁]*[|｜]?>|｜\w+｜|\[[A-Z_]+\])")
 
 
 class Tag(NamedTuple):
@@ -38,7 +38,7 @@ class Tags(NamedTuple):
 
 
 def quote(text: str, find_token: FindToken) -> str:
-    """Return a text as Lark literals. A mark (`<name>` or `<|name|>`) that is a single token becomes the token's id.
+    """Return a text as Lark literals. A mark (`<name>`, `<|name|>`, `[NAME]`) that is one token becomes the token's id.
 
     Returns "" for an empty text, because Lark allows no empty literals.
 

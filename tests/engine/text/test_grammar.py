@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.grammar import Kind, build_grammar
 from conveyor_engine.text.json_grammar import read_schema
-from conveyor_engine.text.parsing.formats import build_call_or_form, find_forced
+from conveyor_engine.text.parsing.formats import CHANNELS, FORMATS, build_call_or_form, find_forced
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import Thinking
 
@@ -220,6 +221,20 @@ def test_whatever_a_model_says_is_valid_by_its_schema(grammars: Grammars, direct
 
 
 CALL_OF_EACH_FORMAT = {
+    "gemma4": "<|tool_call>call:now{a:5}<tool_call|>",
+    "functiongemma": "<start_function_call>call:now{a:5}<end_function_call>",
+    "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>',
+    "deepseek_v4": '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>',
+    "deepseek_v41": '<｜DSML｜ calls>\n<｜DSML｜ invoke name="now">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}",
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "now", "parameters": {"a": 5}}]<|END_ACTION|>',
+    "jamba": '<tool_calls>[{"name": "now", "arguments": {"a": 5}}]</tool_calls>',
+    "internlm": '<|action_start|><|plugin|>\n{"name": "now", "parameters": {"a": 5}}<|action_end|>',
+    "longcat": '<longcat_tool_call>\n{"name": "now", "arguments": {"a": 5}}\n</longcat_tool_call>',
+    "phi4_mini_json": 'functools[{"name": "now", "arguments": {"a": 5}}]',
+    "olmo3": "<function_calls>\nnow(a=5)\n</function_calls>",
     "hermes": CALL,
     "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
     "mistral": '[TOOL_CALLS]now[ARGS]{"a": 5}',
@@ -234,17 +249,19 @@ CALL_OF_EACH_FORMAT = {
 }
 
 
-@pytest.mark.parametrize("name", CALL_OF_EACH_FORMAT)
-@pytest.mark.parametrize(
-    "marks", [(), ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>"), (">\n",)]
-)
+MARK = re.compile(r"｜DSML｜|<(?!/?｜DSML)[^ =<>]+>|\[[A-Z_]+\]")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != CHANNELS])
+@pytest.mark.parametrize(("tokens", "special"), [("(?!)", False), (">\n", False), (MARK, False), (MARK, True)])
 @pytest.mark.parametrize(("kind", "form", "answer"), [("json", OBJECT, '{"a": 5}'), ("choice", ["yes", "no"], "no")])
 def test_an_answer_is_a_call_in_any_format_or_follows_the_form(
-    tmp_path: Path, name: str, marks: tuple[str, ...], kind: Kind, form: Any, answer: str
+    tmp_path: Path, name: str, tokens: str | re.Pattern[str], special: bool, kind: Kind, form: Any, answer: str
 ) -> None:
     write_tokenizer(tmp_path)
     trained = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    trained.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False) for mark in marks])
+    marks = re.findall(tokens, CALL_OF_EACH_FORMAT[name])
+    trained.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False) for mark in marks])
     trained.save(str(tmp_path / "tokenizer.json"))
     tokenizer, grammars = Tokenizer(tmp_path), Grammars(tmp_path, VOCABULARY, [END_ID, 1])
     grammar = build_call_or_form(name, ["now"], build_grammar(kind, form, "form").text, tokenizer.find_id)

@@ -4,7 +4,6 @@ Each format is a row of a table: how its calls are parsed, and how a grammar for
 `serving.preparing` (to choose format and grammar) and by `build`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from conveyor_engine.text.parsing.interface import CallIds
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import Pythonic
 from conveyor_engine.text.parsing.xml_calls import XmlSyntax
-from conveyor_engine.text.tags import FindToken
+from conveyor_engine.text.tags import FindToken, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def _dsml(outer: str, space: str = "") -> Format:
         syntax,
         has_special_tokens=True,
         templates=[["｜DSML｜", f"{outer}>"]],
-        begins=[begin, function.rstrip(' name="')],
+        begins=[begin, function.removesuffix(' name="')],
     )
 
 
@@ -260,7 +259,7 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     """
     row = FORMATS[name]
     marks = dict.fromkeys(mark.replace("{tool}", tool) for mark in row.begins for tool in tools)
-    begins = [json.dumps(mark) if (token := find_token(mark)) is None else f"<[{token}]>" for mark in marks]
+    begins = [quote(mark, find_token) for mark in marks]
     free = f"({' | '.join(begins)}) rest" if begins else ""
     leading = row.shape.build_free_grammar(tools) if isinstance(row.shape, CallSyntax) and not row.reads_marks else ""
     start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
