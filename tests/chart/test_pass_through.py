@@ -99,6 +99,7 @@ OWN: dict[str, Json] = {
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "rootModels": "All",
         "drainTimeoutSeconds": 30,
+        "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},
     },
     "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
