@@ -23,6 +23,8 @@ from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedChoice, PreparedText
 from conveyor_engine.tasks.generate.serving.chat import ChatFormat
+from conveyor_engine.tasks.generate.serving.choice import Delta
+from conveyor_engine.tasks.generate.serving.formats import Usage, WholeChoice
 from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, Part
@@ -120,16 +122,9 @@ def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_en
         )
 
 
-async def serve(
-    tokenizer: Tokenizer,
-    outputs: Iterator[RequestOutput],
-    *,
-    stream: bool,
-    stop: tuple[str, ...] = (),
-    logprobs: bool = False,
-    parsing: Parsing = NO_PARSING,
-) -> bytes:
-    """Return the body of the response that GeneratedResponse makes from the outputs."""
+def prepare(
+    tokenizer: Tokenizer, *, stream: bool, stop: tuple[str, ...] = (), logprobs: bool = False, parsing: Parsing
+) -> tuple[AppState, PreparedText]:
     request = PreparedChoice(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=MAX_TOKENS, min_tokens=0
     )
@@ -140,8 +135,22 @@ async def serve(
     )  # fmt: skip
     model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
+    return cast(AppState, state), prepared
+
+
+async def serve(
+    tokenizer: Tokenizer,
+    outputs: Iterator[RequestOutput],
+    *,
+    stream: bool,
+    stop: tuple[str, ...] = (),
+    logprobs: bool = False,
+    parsing: Parsing = NO_PARSING,
+) -> bytes:
+    """Return the body of the response that GeneratedResponse makes from the outputs."""
+    state, prepared = prepare(tokenizer, stream=stream, stop=stop, logprobs=logprobs, parsing=parsing)
     generation = Generation(["a"], 600.0, lambda _: None, ReadTurns())
-    response = GeneratedResponse(Opened(cast(AppState, state), prepared, generation, 600.0), ChatFormat)
+    response = GeneratedResponse(Opened(state, prepared, generation, 600.0), ChatFormat)
 
     async def batches() -> AsyncIterator[list[RequestOutput]]:
         for output in outputs:
@@ -237,6 +246,19 @@ def test_text_that_is_held_for_a_mark_is_sent_if_a_stop_string_ends_the_answer(c
     served = serve(tokenizer, outputs, stream=stream, stop=("END",), parsing=Parsing(tool_format="hermes"))
     fields, _, reason = read(asyncio.run(served), stream=stream)
     assert (fields["content"], reason) == ("Hi <tool_ca", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_calls_of_each_choice_have_numbers_of_their_own(chat_model: Path, stream: bool) -> None:
+    parsing = Parsing(tool_format="kimi_k2", call_ids="numbered", num_earlier_calls=2)
+    made = ChatFormat(*prepare(Tokenizer(chat_model), stream=stream, parsing=parsing))
+    calls: list[Part] = [("tool_call", "f"), ("arguments", "{}")] * 2
+    deltas, wholes = [Delta(choice, calls, [], "stop", 1) for choice in (0, 1)], [WholeChoice(0), WholeChoice(1)]
+    for delta, whole in zip(deltas, wholes, strict=True):
+        whole.add(delta)
+    events = (made.write_events(each, None) for each in deltas)
+    body = b"".join(events if stream else made.write_whole(wholes, Usage(1, 1, 2, None)))
+    assert re.findall(r"functions.f:(\d)", body.decode()) == ["2", "3"] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -175,9 +175,8 @@ class ChatFormat(ChoicesFormat):
         if field == "tool_call":
             index, is_custom = index + 1, self._find_tool(text).is_custom
             self._calls[choice] = index, is_custom
-            calls.append(
-                ToolCallDelta(index, id=self._make_call_id("call", text), type="custom" if is_custom else "function")
-            )
+            call_id = self._make_call_id("call", text, choice)
+            calls.append(ToolCallDelta(index, id=call_id, type="custom" if is_custom else "function"))
             _append(calls[-1], "", text, is_custom=is_custom)
             return
         if not calls:
@@ -206,7 +205,7 @@ class ChatFormat(ChoicesFormat):
         message.reasoning_content = message.reasoning
         if answer.calls:
             message.content = message.content or None
-            message.tool_calls = [self._make_call(call) for call in answer.calls]
+            message.tool_calls = [self._make_call(call, answer.index) for call in answer.calls]
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
             yield from chat_logprobs_pieces(self._names, answer.tokens)
@@ -216,8 +215,8 @@ class ChatFormat(ChoicesFormat):
         yield b',"token_ids":%b' % (encode(answer.token_ids.tolist()) if self._prompts else b"null")
         yield b"}"
 
-    def _make_call(self, call: Block) -> ToolCall | CustomToolCall:
-        call_id = self._make_call_id("call", call.name)
+    def _make_call(self, call: Block, choice: int) -> ToolCall | CustomToolCall:
+        call_id = self._make_call_id("call", call.name, choice)
         if self._find_tool(call.name).is_custom:
             return CustomToolCall(call_id, Custom(call.name, call.text))
         return ToolCall(call_id, Function(call.name, call.text))

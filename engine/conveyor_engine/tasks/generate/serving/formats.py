@@ -9,8 +9,10 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import ClassVar, Literal
 
@@ -117,7 +119,9 @@ class Format(ABC):
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._parsing = prepared.parsing
         self._called_as = prepared.called_as
-        self._call_numbers = count(self._parsing.num_earlier_calls)
+        self._call_numbers = defaultdict[int, Iterator[int]](
+            partial(count, self._parsing.num_earlier_calls)
+        )  # by choice
         self.on_held: Callable[[int], None] = lambda _: None  # called with the number of bytes kept until the end
 
     def build_parser(self) -> OutputParser:
@@ -148,13 +152,13 @@ class Format(ABC):
         """Return the tool that the client knows, by the name of the function that the model called."""
         return self._called_as.get(name) or CalledAs(name)
 
-    def _make_call_id(self, prefix: str, function: str) -> str:
+    def _make_call_id(self, prefix: str, function: str, choice: int = 0) -> str:
         """Return the id for a call of this function, as the model's template expects ids."""
         match self._parsing.call_ids:
             case "short":
                 return uuid.uuid4().hex[:9]
             case "numbered":
-                return f"functions.{function}:{next(self._call_numbers)}"
+                return f"functions.{function}:{next(self._call_numbers[choice])}"
         return f"{prefix}_{uuid.uuid4().hex}"
 
 
