@@ -86,12 +86,21 @@ class Cluster:
         with suppress_not_found():
             self._query("DELETE", path)
 
-    def find_service_url(self, namespace: str, service: str, port: int) -> str:
+    def find_proxied_name(self, namespace: str, service: str) -> str:
+        """Return the name by which the API server's proxy and its rights know a Service: with its port and scheme."""
+        path = f"/api/v1/namespaces/{namespace}/services/{service}"
+        try:
+            port = self.get(path)["spec"]["ports"][0]
+        except Refused as error:
+            raise Refused(error.status, f"cannot read the Service {service} in {namespace}: {error}") from error
+        return f"{'https:' if port.get('name') == 'https' else ''}{service}:{port['port']}"
+
+    def find_service_url(self, namespace: str, proxied_name: str) -> str:
         """Return the URL of the API server's proxy to a Service, for clients that use `build_tls` and `build_headers`.
 
         The proxy forwards server-sent events as they arrive. The caller needs no route to the pods.
         """
-        path = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy"
+        path = f"/api/v1/namespaces/{namespace}/services/{proxied_name}/proxy"
         return str(self._client.configuration.host).rstrip("/") + path
 
     def build_tls(self) -> ssl.SSLContext:

@@ -16,7 +16,7 @@ from conveyor_insight.tuning.interruption import run_interruptible
 from conveyor_insight.tuning.load import Calibrated, TestLoad
 from conveyor_insight.tuning.progress import Progress
 from conveyor_insight.tuning.sweep import Result
-from conveyor_kubectl.cluster import Cluster
+from conveyor_kubectl.cluster import Cluster, Refused
 from conveyor_kubectl.tuned import Body, Gateway, TunedCopy, TunedService, copy_name, read_service, restore
 from conveyor_load.open_loop import Limits, open_session
 from conveyor_load.requests import PATHS
@@ -145,11 +145,21 @@ def _check_tunable(service: InferenceService, flags: argparse.Namespace) -> None
 
 def _check_rights(cluster: Cluster, flags: argparse.Namespace) -> None:
     """Raise Unanswered if the user may not send requests, before anything is changed or a GPU is used."""
-    namespace, name = flags.system_namespace, f"{names.GATEWAY_SERVICE}:{names.GATEWAY_SERVICE_PORT}"
-    if flags.url is None and not cluster.may("create", SERVICE, namespace, name, "proxy"):
+    if flags.url is not None:
+        return
+    namespace = flags.system_namespace
+    try:
+        name = cluster.find_proxied_name(namespace, names.GATEWAY_SERVICE)
+        may_send = cluster.may("create", SERVICE, namespace, name, "proxy")
+    except Refused as error:
+        if error.status != 403:
+            raise
+        may_send = False
+    if not may_send:
         raise Unanswered(
-            f"you may not create services/proxy of {name} in {namespace}, by which requests would be sent: "
-            f"ask for a Role with this right, or run in a pod with --url http://{names.GATEWAY_SERVICE}.{namespace}"
+            f"you may not read the Service {names.GATEWAY_SERVICE} in {namespace} and create its services/proxy, by "
+            "which requests would be sent: ask for a Role with these rights, or run in a pod with "
+            f"--url http://{names.GATEWAY_SERVICE}.{namespace} (https if the gateway serves TLS)"
         )
 
 
@@ -157,7 +167,8 @@ def _find_gateway(cluster: Cluster, flags: argparse.Namespace) -> tuple[Gateway,
     """Return the gateway, and the TLS context and HTTP proxy that lead to it."""
     if flags.url is not None:
         return Gateway(flags.url.rstrip("/")), None, None
-    url = cluster.find_service_url(flags.system_namespace, names.GATEWAY_SERVICE, names.GATEWAY_SERVICE_PORT)
+    name = cluster.find_proxied_name(flags.system_namespace, names.GATEWAY_SERVICE)
+    url = cluster.find_service_url(flags.system_namespace, name)
     return Gateway(url, cluster.build_headers), cluster.build_tls(), cluster.proxy
 
 

@@ -10,6 +10,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import aiohttp
 
@@ -29,7 +30,9 @@ _PAUSE_SECONDS = 2.0
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conveyor_operator check", allow_abbrev=False, description=__doc__)
     parser.add_argument("--gateway-url", required=True, help="base URL of the gateway")
-    parser.add_argument("--gateway-authorities", help="PEM file that verifies the gateway (default: the system's)")
+    parser.add_argument(
+        "--gateway-authorities", help="PEM file that verifies the gateway (if there is none: the system's authorities)"
+    )
     parser.add_argument(
         "--metrics-api",
         choices=["true", "false"],
@@ -86,11 +89,16 @@ async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[st
         yield f"the gateway at {given.gateway_url}: {fault}"
 
 
+def _build_tls(authorities: str | None) -> ssl.SSLContext:
+    has_file = authorities is not None and Path(authorities).exists()
+    return ssl.create_default_context(cafile=authorities if has_file else None)
+
+
 async def _query_gateway(url: str, authorities: str | None) -> str:
     """Return why the gateway's health check fails; empty if it succeeds."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
-        tls = ssl.create_default_context(cafile=authorities)
+        tls = _build_tls(authorities)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health", ssl=tls) as answer:
             return "" if answer.status == 200 else f"{answer.status} {(await answer.text())[:500]}"
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

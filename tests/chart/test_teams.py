@@ -69,9 +69,11 @@ def test_a_tune_begins_only_with_the_right_to_send_requests(
     tune = ["tune", "chat", "-n", TEAM, f"--kubeconfig={developer}", "--replica", "--objective=latency=1s"]
     assert main(tune) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "you may not create services/proxy of conveyor-gateway:80 in conveyor-system" in line
+    assert "you may not read the Service conveyor-gateway in conveyor-system and create its services/proxy" in line
     assert "--url http://conveyor-gateway.conveyor-system" in line
     assert [each["metadata"]["name"] for each in release.api.get(SERVICES)["items"]] == ["chat"]
     release.shell(f"kubectl apply -f - <<'END'\n{ROLE}END")
     assert main([*tune, "--dry-run"]) == 0
     assert "measures a copy of chat, chat-tune" in capsys.readouterr().out
+    release.upgrade("gateway.tls.secretName=gateway-tls")
+    assert main([*tune, "--dry-run"]) == 0, "the Service has port 443 alone, and the proxy needs the scheme"

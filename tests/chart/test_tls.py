@@ -28,8 +28,8 @@ def test_statuses_and_the_test_of_the_release_have_its_url() -> None:
     test = find(objects, "Pod", "conveyor-test")["spec"]
     args = test["containers"][0]["args"]
     assert {f"--gateway-url={URL}", "--gateway-authorities=/etc/conveyor/tls/ca.crt"} <= set(args)
-    items = [{"key": "ca.crt", "path": "ca.crt"}]  # it needs no private key
-    assert {"name": "tls", "secret": {"secretName": "gateway-tls", "items": items}} in test["volumes"]
+    items = [{"key": "ca.crt", "path": "ca.crt"}]  # it needs no private key, and starts without an authority
+    assert {"name": "tls", "secret": {"secretName": "gateway-tls", "items": items, "optional": True}} in test["volumes"]
 
 
 def test_a_url_for_clients_takes_precedence() -> None:

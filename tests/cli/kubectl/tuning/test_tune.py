@@ -1,16 +1,20 @@
 """Tests `kubectl conveyor tune` of docs/tuning.md: what it measures, and that it restores everything."""
 
+import http.server
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import httpx
 import pytest
 from tests.cli.kubectl.tuning.conftest import EnginePods
 from tests.engine.processes import REAL
@@ -19,7 +23,9 @@ from tests.gateway.process import GatewayProcess
 from tests.operator.stage import Space, wait_until
 
 from conveyor_api import names
+from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.command import main
+from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import binary
@@ -32,6 +38,15 @@ QUICK = [*SMALL, "--rate=4", "--seconds=2", "--objective=latency=30s"]
 LONG = [*SMALL, "--rate=2", "--seconds=10", "--objective=latency=30s"]  # the second setting is still measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Answers as no other program does."""
+
+    def do_POST(self) -> None:
+        self.send_response(418)
+        self.end_headers()
+        self.wfile.write(b"by TLS")
 
 
 class Tune:
@@ -102,24 +117,44 @@ def sizes(pods: EnginePods) -> list[int]:
     return [config["max_num_seqs"] for config in pods.configs]
 
 
-def publish(space: Space, gateway: GatewayProcess) -> None:
+def publish(space: Space, gateway_port: int, port_name: str = "http", port: int = names.GATEWAY_SERVICE_PORT) -> None:
     """Publish the gateway's Service in the services' namespace. The API server's proxy sends only to pods."""
     name, address = names.GATEWAY_SERVICE, own_address()
     space.create("Pod", {"metadata": {"name": name}, "spec": {"containers": [{"name": "gateway", "image": "example"}]}})
     space.patch("Pod", name, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, "status")
-    port = {"name": names.ENGINE_PORT_NAME, "port": names.GATEWAY_SERVICE_PORT, "targetPort": gateway.port}
-    space.create("Service", {"metadata": {"name": name}, "spec": {"ports": [port]}})
+    ports = [{"name": port_name, "port": port, "targetPort": gateway_port}]
+    space.create("Service", {"metadata": {"name": name}, "spec": {"ports": ports}})
     endpoint = {**make_endpoint(address), "targetRef": {"kind": "Pod", "name": name, "namespace": space.namespace}}
-    body = make_slice(name, space.namespace, "", gateway.port, endpoint)
+    body = make_slice(name, space.namespace, "", gateway_port, endpoint)
+    body["ports"][0]["name"] = port_name
     body["metadata"]["labels"] = {"kubernetes.io/service-name": name}
     space.create("EndpointSlice", body)
+
+
+def test_the_way_through_the_proxy_leads_to_a_gateway_that_serves_tls(
+    space: Space, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    pair = Authority(tmp_path, "ca").issue("gateway", "gateway", names=("conveyor-gateway.conveyor-system.svc",))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), Refusing) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        publish(space, server.server_port, "https", names.GATEWAY_TLS_SERVICE_PORT)
+        cluster = Cluster(str(control_plane.kubeconfig), None)
+        url = cluster.find_service_url(
+            space.namespace, cluster.find_proxied_name(space.namespace, names.GATEWAY_SERVICE)
+        )
+        answer = httpx.post(f"{url}/v1/completions", verify=cluster.build_tls(), headers=cluster.build_headers())
+        server.shutdown()
+    assert (answer.status_code, answer.text) == (418, "by TLS")
 
 
 def test_a_live_service_is_measured_with_each_setting_and_put_back(
     space: Space, pods: EnginePods, tune: Tune, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     pods.program = REAL
-    publish(space, gateway)
+    publish(space, gateway.port)
     before = make_ready(space)
     svg, way = f"--svg={tmp_path / 'curve.svg'}", f"--system-namespace={space.namespace}"
     done = tune.run(*QUICK, "-o", "json", svg, way)
