@@ -33,6 +33,7 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models import adapters
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.runners import packed
 from conveyor_engine.execution.sampling import (
     logit_processors,
     logprobs,
@@ -72,7 +73,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(row_values, "copy_into", lambda *_: None)
     of_sampling = (logit_processors, logprobs, penalties, processor, row_values, sampler)
-    for module in (adapters, batch, pooling, rows, speech, speech_runner, *of_sampling):
+    for module in (adapters, batch, packed, pooling, rows, speech, speech_runner, *of_sampling):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():

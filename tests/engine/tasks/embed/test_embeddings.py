@@ -189,8 +189,8 @@ def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
     for number in range(4):
         add(core, str(number), PROMPTS[number])
     outputs = run(core)
-    assert [outputs[name].finish_reason for name in "0123"] == ["stop", "stop", "error", "error"]
-    assert distance([vector_of(outputs["0"])], ref.vectors[:1]) < 1e-4
+    assert [outputs[name].finish_reason for name in "0123"] == ["stop", "stop", "stop", "error"]
+    assert distance([vector_of(outputs[name]) for name in "012"], ref.vectors[:3]) < 1e-4
     assert answers(core, PROMPTS[:1])
 
 
