@@ -151,7 +151,7 @@ def test_the_engine_accepts_all_that_wait() -> None:
     async def count_accepted() -> int:
         config = uvicorn.Config(Starlette(), http=Connection, lifespan="off", log_config=None)
         config.load()
-        server = _Server(config)
+        server = _Server(config, None)
         server.lifespan = config.lifespan_class(config)
         listening = listen("127.0.0.1", 0)
         await server.startup(listening)

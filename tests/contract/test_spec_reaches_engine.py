@@ -193,7 +193,7 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     assert not written & free
     # By num_kv_blocks, by the objectives of tokens, by a task that generates; the last one is written above 1.
     excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "tensor_parallel_size"}
-    assert settings - written - free == excluded | {"host"}  # the pod's own
+    assert settings - written - free == excluded | {"host", "tls_folder"}  # the pod's own
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | excluded, "and has a name that people know"
 

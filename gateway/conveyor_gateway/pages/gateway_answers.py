@@ -27,6 +27,7 @@ _ANY_PATH: Final = (
 )
 _ENGINES_ANSWER: Final = (
     Code.INVALID_JSON,
+    Code.INVALID_VALUE,
     Code.WRONG_TASK,
     Code.ENCODED_BODY,
     Code.MALFORMED_BODY,

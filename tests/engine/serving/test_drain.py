@@ -37,7 +37,7 @@ async def draining() -> AsyncIterator[Draining]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        server, stopping, served = module._Server(config), module._Stopping(), asyncio.Event()
+        server, stopping, served = module._Server(config, None), module._Stopping(), asyncio.Event()
         serving = asyncio.create_task(server.serve([listener]))
         serving.add_done_callback(lambda _: served.set())
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")

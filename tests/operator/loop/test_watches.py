@@ -190,7 +190,11 @@ async def test_a_list_marks_only_services_whose_children_have_changed() -> None:
         content = aiohttp.StreamReader(Mock(), 2**16)
         for number, each in enumerate(ready):
             metadata = {**NAMED, "uid": str(number), "labels": {names.INFERENCE_SERVICE_LABEL: f"service-{number}"}}
-            event = {"metadata": metadata, "endpoints": [{"conditions": {"ready": each}}]}
+            event = {
+                "metadata": metadata,
+                "endpoints": [{"conditions": {"ready": each}}],
+                "ports": [{"name": "http", "port": 8000}],
+            }
             content.feed_data(json.dumps({"type": "ADDED", "object": event}).encode() + b"\n")
         content.feed_eof()
         assert [line async for line in watches.read(ENDPOINT_SLICE, None, content, True)]

@@ -38,7 +38,7 @@ def test_what_the_model_says_is_read(tmp_path: Path) -> None:
         ("min_p", 2),
         ("temperature", 5),
         ("temperature", "hot"),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_k", 1.5),
     ],
 )
