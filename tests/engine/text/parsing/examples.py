@@ -1,9 +1,11 @@
-"""Answers as each family of models writes them, with the calls in them. Used by `test_formats`."""
+"""Answers as each family of models writes them, with the calls in them, and how a client joins the parts of an answer."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND
+from conveyor_engine.text.parsing.interface import OutputParser, Part
 
 WEATHER = '{"city": "São \\"Paulo\\"", "days": [1, {"a": "}]"}]}'
 CALL = ("get_weather", json.loads(WEATHER))
@@ -281,3 +283,15 @@ EXAMPLES: list[Example] = [
     ("llama4_pythonic", "[1, 2] and", "[1, 2] and", []),
     ("llama4_pythonic", "[see(this)]", "[see(this)]", []),
 ]  # fmt: skip
+
+
+def join_parts(parser: OutputParser, chunks: Sequence[str]) -> list[Part]:
+    """Return the parts, those of a field joined as a client joins them."""
+    parts = [part for chunk in chunks if chunk for part in parser.feed(chunk)]
+    joined = list[Part]()
+    for field, text in [*parts, *parser.finish()]:
+        if joined and joined[-1][0] == field != "tool_call":
+            joined[-1] = field, joined[-1][1] + text
+        else:
+            joined.append((field, text))
+    return joined

@@ -19,6 +19,7 @@ from tests.engine.text.parsing.examples import (
     KIMI_END,
     KIMI_SEP,
     SEP,
+    join_parts,
 )
 
 from conveyor_engine.text.parsing.build import Parsing, build_parser
@@ -29,16 +30,8 @@ STRINGS = {"get_weather": ["city"], "write": ["text"]}
 
 
 def read(tool_format: str, chunks: list[str], **fields: Any) -> list[Part]:
-    """The parts, those of a field joined as a client joins them."""
     parser = build_parser(Parsing(tool_format=tool_format, strings=STRINGS, **fields))
-    parts = [part for chunk in chunks if chunk for part in parser.feed(chunk)]
-    joined = list[Part]()
-    for field, text in [*parts, *parser.finish()]:
-        if joined and joined[-1][0] == field != "tool_call":
-            joined[-1] = field, joined[-1][1] + text
-        else:
-            joined.append((field, text))
-    return joined
+    return join_parts(parser, chunks)
 
 
 def content_of(parts: list[Part]) -> str:

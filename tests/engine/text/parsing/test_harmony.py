@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.text.parsing.examples import join_parts
 
 from conveyor_engine.text.parsing.build import Parsing, build_parser
 from conveyor_engine.text.parsing.dialect import Dialect, find_dialect
@@ -20,14 +21,7 @@ CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1
 
 def read(chunks: list[str], **fields: Any) -> list[Part]:
     parser = build_parser(Parsing(**{"thinking": GPT_OSS, "tool_format": CHANNELS, **fields}))
-    parts = [part for chunk in chunks if chunk for part in parser.feed(chunk)]
-    joined = list[Part]()
-    for field, text in [*parts, *parser.finish()]:
-        if joined and joined[-1][0] == field != "tool_call":
-            joined[-1] = field, joined[-1][1] + text
-        else:
-            joined.append((field, text))
-    return joined
+    return join_parts(parser, chunks)
 
 
 @pytest.mark.parametrize(
