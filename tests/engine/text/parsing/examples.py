@@ -1,4 +1,4 @@
-"""Answers as each family of models writes them, with the calls in them, and how a client joins the parts of an answer."""
+"""Answers as each family of models writes them, with their calls, and how a client joins the parts of an answer."""
 
 import json
 from collections.abc import Sequence
