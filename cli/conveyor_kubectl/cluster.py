@@ -10,13 +10,14 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import urllib3
 import yaml
 from kubernetes import config
 
 from conveyor_insight.facts import Object, Unanswered
+from conveyor_kube.wanted_json import cut_depth
 from conveyor_operator.kinds import ObjectKind
 
 _TIMEOUT_SECONDS: Final = 30
@@ -159,15 +160,23 @@ def suppress_not_found() -> Iterator[None]:
 
 def _parse(content: bytes) -> Object:
     try:
-        parsed: Object = json.loads(content)
+        parsed: Object = _load(content)
     except ValueError as error:
         raise Unanswered(f"the API server's response is not JSON: {content[:100]!r}") from error
     return parsed
 
 
+def _load(content: bytes) -> Any:
+    """Decode JSON of any depth: anyone may write managedFields that are too deep for the JSON library."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        return json.loads(cut_depth(content))
+
+
 def _find_message(content: bytes) -> str:
     """Return the message of a Status object, or the beginning of other content."""
     try:
-        return str(json.loads(content)["message"])
+        return str(_load(content)["message"])
     except (ValueError, LookupError, TypeError):
         return content.decode(errors="replace")[:200].strip()

@@ -210,7 +210,7 @@ def _unmark(body: Body, *, restore: bool = True) -> bool:
         return False
     try:
         batching = json.loads(annotations.pop(names.TUNE_ANNOTATION))["batching"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Unanswered(f"the annotation {names.TUNE_ANNOTATION} is unreadable: {error!r}") from error
     if restore and batching is None:
         body["spec"].pop("batching", None)

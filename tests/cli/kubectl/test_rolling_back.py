@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.chart.installation import CHART, helm
+from tests.operator.deep_objects import create_deep
 from tests.operator.stage import Space
 
 from conveyor_kubectl.command import main
@@ -71,6 +72,21 @@ def test_values_that_the_older_release_does_not_know_are_named(
     assert check(control_plane, tmp_path, older) == 1
     found = [line for line in capsys.readouterr().out.splitlines() if space.namespace in line]
     assert found == [f"InferenceService {space.namespace}/chat: spec.engine.toolParser: Hermes is not allowed"]
+
+
+def test_a_deep_object_hides_no_other(
+    control_plane: ControlPlane, space: Space, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_deep(space.namespace, control_plane.kubeconfig, tmp_path)
+    space.make_service("chat", adapters=ADAPTERS)
+    assert check(control_plane, tmp_path, build_older("adapters", "model.uri")) == 1
+    found = [line for line in capsys.readouterr().out.splitlines() if space.namespace in line]
+    service = f"InferenceService {space.namespace}"
+    assert found == [
+        f"{service}/chat: spec.adapters",
+        f"{service}/chat: spec.model.uri",
+        f"{service}/deep: spec.model.uri",
+    ]
 
 
 @pytest.mark.parametrize("keeps", [{"additionalProperties": True}, {"x-kubernetes-preserve-unknown-fields": True}])

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import aiohttp
 import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.builders import make_services
+from tests.operator.deep_objects import DEEP, create_deep
 from tests.operator.stage import Stage, make_service, wait_until
 
 from conveyor_api import names
@@ -23,7 +23,6 @@ from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.tools import binary
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 KINDS = [kind for kind in (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN) if kind not in OPTIONAL]
@@ -223,32 +222,6 @@ def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
     }
 
 
-def deep_object(api_version: str, kind: str, rest: str = "") -> str:
-    """Build an object that any user may write, because the API server does not check managedFields with a schema."""
-    fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
-    entry = f'{{"manager":"m","operation":"Update","apiVersion":"{api_version}","fieldsType":"FieldsV1","fieldsV1":'
-    metadata = (
-        f'"name":"deep","labels":{{"{names.INFERENCE_SERVICE_LABEL}":"qwen"}},"managedFields":[{entry}{fields}}}]'
-    )
-    return f'{{"apiVersion":"{api_version}","kind":"{kind}","metadata":{{{metadata}}}{rest}}}'
-
-
-DEEP = {
-    "InferenceService": deep_object(names.API_VERSION, names.KIND, ',"spec":{"model":{"uri":"pvc://models/demo"}}'),
-    "ConfigMap": deep_object("v1", "ConfigMap"),
-    "ServiceAccount": deep_object("v1", "ServiceAccount"),
-}
-
-
-def create_deep(stage: Stage, kubeconfig: Path, tmp_path: Path) -> None:
-    """Create the object with kubectl, because Python's JSON library cannot handle it."""
-    for kind, text in DEEP.items():
-        manifest = tmp_path / f"{kind}.json"
-        manifest.write_text(text)
-        command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", f"--namespace={stage.space.namespace}"]
-        subprocess.run([*command, "create", "--validate=false", f"--filename={manifest}"], check=True)
-
-
 def test_objects_that_cannot_be_read_harm_no_other_service(
     stage: Stage, control_plane: ControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,7 +229,7 @@ def test_objects_that_cannot_be_read_harm_no_other_service(
         with stage.operator():
             stage.space.make_service("before")
             stage.space.wait_children("before")
-            create_deep(stage, control_plane.kubeconfig, tmp_path)
+            create_deep(stage.space.namespace, control_plane.kubeconfig, tmp_path)
             stage.space.make_service("beside")
             stage.space.wait_children("beside")
         with stage.operator():
