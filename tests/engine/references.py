@@ -22,9 +22,10 @@ SHARED_PREFIX = 35
 class Reference:
     """A model, six prompts of 3 to 50 tokens, two of which share a prefix, and the greedy answers in fp32."""
 
-    def __init__(self, kind: str, directory: Path) -> None:
+    def __init__(self, kind: str, directory: Path, **changes: Any) -> None:
+        """changes: of the model's configuration."""
         self.directory = directory
-        self.model = save_tiny_model(kind, directory)
+        self.model = save_tiny_model(kind, directory, **changes)
         generator = torch.Generator().manual_seed(1)
         lengths = (3, 17, 50, 33, 40, 41)
         self.prompts = [torch.randint(1, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lengths]

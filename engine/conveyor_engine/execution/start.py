@@ -100,6 +100,7 @@ class RunnerStart:
             quantizer = Quantizer(model, self.config.quantization)
             fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+            quantizer.check_share()
             if quantizer.num_rounded:
                 self.progress(f"event=weights_rounded {quantizer.summary}")
         add_up(model, self._partial_sums)

@@ -22,6 +22,7 @@ from conveyor_engine.quantization import Declared
 
 _BITS: Final[dict[Quantization, int]] = {"int8": 8, "int4": 4}
 _HEAD_BITS: Final = 8  # errors of logits are not averaged by a later layer
+_MIN_SHARE: Final = 0.5  # of the weights; a model of which less gets smaller is rejected
 
 
 class Quantizer:
@@ -29,13 +30,31 @@ class Quantizer:
 
     def __init__(self, model: PreTrainedModel, quantization: Quantization | None) -> None:
         """quantization: None keeps the bits of a quantized checkpoint, and rounds nothing."""
-        self._model, self._bits = model, quantization and _BITS[quantization]
+        self._model, self._quantization = model, quantization
+        self._bits = quantization and _BITS[quantization]
         self.num_rounded = self.num_kept = self.num_bytes = 0
+        self._rounded_weights = self._kept_weights = 0
 
     @property
     def summary(self) -> str:
         """Return what was done, for the log. kept: layers that no size of groups fits."""
-        return f"linears={self.num_rounded} kept={self.num_kept} mib={self.num_bytes / 2**20:.0f}"
+        counts = f"linears={self.num_rounded} kept={self.num_kept} mib={self.num_bytes / 2**20:.0f}"
+        return f"{counts} share={self._find_share():.2f}"
+
+    def check_share(self) -> None:
+        """Reject `quantization` for a model most of whose weights keep 16 bits. Raises ConfigError."""
+        if self._quantization and (share := self._find_share()) < _MIN_SHARE:
+            raise ConfigError(
+                f"`quantization: {self._quantization}` is set, but only {100 * share:.0f} % of the weights of "
+                f"{type(self._model).__name__} are in layers that this engine can round; remove it"
+            )
+
+    def _find_share(self) -> float:
+        """Return how many of the weights are rounded, from 0 to 1. Embeddings, norms and biases do not count."""
+        others = (part for part in self._model.modules() if not isinstance(part, nn.Embedding))
+        plain = (parameter for part in others for parameter in part.parameters(recurse=False))
+        kept = self._kept_weights + sum(each.numel() for each in plain if each.dim() > 1)
+        return self._rounded_weights / max(1, self._rounded_weights + kept)
 
     def __call__(self, module: nn.Module) -> None:
         head = self._model.get_output_embeddings()
@@ -53,9 +72,11 @@ class Quantizer:
         linear.grid = None
         if packed is None:
             self.num_kept += 1
+            self._kept_weights += linear.in_features * linear.out_features
         else:
             linear.packed = packed
             self.num_rounded += 1
+            self._rounded_weights += linear.in_features * linear.out_features
         self.num_bytes += linear.packed.data.nbytes
 
 

@@ -182,7 +182,7 @@ def test_weights_off_the_grid_keep_16_bits() -> None:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     directory: Path = tmp_path_factory.mktemp("model")
-    return Reference("qwen3", directory)
+    return Reference("qwen3", directory, hidden_size=64)
 
 
 @QUANTIZATIONS
@@ -214,6 +214,9 @@ def test_what_cannot_be_rounded_is_refused_by_name(reference: Reference, tmp_pat
         reference.make_core(quantization="int8")
     with pytest.raises(ConfigError, match=r"`quantization: int4` is for CPUs, and this engine runs on cuda"):
         check_quantization(reference.make_config(quantization="int4"), torch.device("cuda"), torch.float16, None)
-    experts = Reference("gpt_oss", tmp_path)
+    other_layers = Reference("gpt2", tmp_path / "gpt2", hidden_size=64)
+    with pytest.raises(ConfigError, match=r"only 8 % of the weights of GPT2LMHeadModel are in layers that this"):
+        other_layers.make_core(attention_backend="native", quantization="int8")
+    experts = Reference("gpt_oss", tmp_path / "gpt_oss")
     with pytest.raises(ConfigError, match="GptOssForCausalLM is a mixture of experts, whose weights keep 16 bits"):
         experts.make_core(attention_backend="native", quantization="int8")
