@@ -53,7 +53,7 @@ class Quantizer:
         """Return how many of the weights are rounded, from 0 to 1. Embeddings, norms and biases do not count."""
         others = (part for part in self._model.modules() if not isinstance(part, nn.Embedding))
         plain = (parameter for part in others for parameter in part.parameters(recurse=False))
-        kept = self._kept_weights + sum(each.numel() for each in plain if each.dim() > 1)
+        kept: int = self._kept_weights + sum(each.numel() for each in plain if each.dim() > 1)
         return self._rounded_weights / max(1, self._rounded_weights + kept)
 
     def __call__(self, module: nn.Module) -> None:
