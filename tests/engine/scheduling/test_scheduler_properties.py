@@ -371,7 +371,7 @@ def test_no_history_reads_a_block_before_a_window(
     happened: Counter[str] = Counter()
     own = {"mode": mode, "padding": padding, "has_windows": True, "happened": happened}
     hardships = {"freed windows", "failed steps"} | (set() if padding == "real" else {"found windows", "preemptions"})
-    run_histories(type("WindowHistory", (History,), own), happened, hardships, number=400)
+    run_histories(type("WindowHistory", (History,), own), happened, hardships, number=100)
 
 
 @pytest.mark.parametrize(
