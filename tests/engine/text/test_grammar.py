@@ -267,6 +267,8 @@ def test_an_answer_is_a_call_in_any_format_or_follows_the_form(
     grammar = build_call_or_form(name, ["now"], build_grammar(kind, form, "form").text, tokenizer.find_id)
     for text in (CALL_OF_EACH_FORMAT[name], answer):
         assert follows(grammars, tokenizer, grammar, text)
+        for space in (" ", "\n", "\r\n\t\n"):
+            assert follows(grammars, tokenizer, grammar, space + text) == (kind == "json")
     assert not follows(grammars, tokenizer, grammar, "It is sunny.")
 
 

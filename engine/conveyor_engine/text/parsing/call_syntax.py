@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from conveyor_engine.text.json_grammar import JSON_OPTIONS, JsonSchema
 from conveyor_engine.text.tags import FindToken, quote
@@ -85,8 +85,17 @@ def build_form_in_channels(form: str, tools: Sequence[str], find_token: FindToke
 
 def embed_form(lark: str, form: str) -> str:
     """Return the grammar `lark`, in which `@form` stands for the grammar `form`."""
-    inner = json.loads(form)["grammars"][0] if form.startswith("{") else {"lark_grammar": form}
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "form"}]})
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**_read_form(form), "name": "form"}]})
+
+
+def is_json(form: str) -> bool:
+    """Whether an answer that follows the grammar `form` is JSON."""
+    return _read_form(form).get("json_schema") is not None
+
+
+def _read_form(form: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(form)["grammars"][0] if form.startswith("{") else {"lark_grammar": form}
+    return found
 
 
 def _analysis(find_token: FindToken) -> str:

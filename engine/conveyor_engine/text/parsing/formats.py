@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conveyor_engine.text.parsing.call_syntax import CallSyntax, ChannelSyntax, embed_form
+from conveyor_engine.text.parsing.call_syntax import CallSyntax, ChannelSyntax, embed_form, is_json
 from conveyor_engine.text.parsing.calls import Leading, Marked
 from conveyor_engine.text.parsing.gemma import Gemma
 from conveyor_engine.text.parsing.interface import CallIds
@@ -51,7 +51,8 @@ COMMAND_CALLS: Final = Marked(
     is_list=True,
 )
 _REST: Final = r"""rest: TEXT (<[*]> TEXT)*
-TEXT: /(.|\n)*/"""  # any tokens; the first one may begin within a mark
+TEXT: /(.|\n)*/
+SPACE: /[ \n\r\t]{1,8}/"""  # rest: any tokens; the first one may begin within a mark
 _FUNCTIONS: Final = ("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
 _BESIDE_ARGUMENTS: Final = ('{"name": ', ', "arguments": ', "}")
 
@@ -256,13 +257,16 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     """Return a grammar whose answers follow the grammar `form`, or are calls in format `name`.
 
     After a mark, any token may follow, as in an answer without a form: the model knows its own format.
+    Calls and JSON may begin with white space. Other forms may not, so there a call may not either: the white space
+    would otherwise force the call.
     """
     row = FORMATS[name]
     marks = dict.fromkeys(mark.replace("{tool}", tool) for mark in row.begins for tool in tools)
     begins = [quote(mark, find_token) for mark in marks]
     free = f"({' | '.join(begins)}) rest" if begins else ""
     leading = row.shape.build_free_grammar(tools) if isinstance(row.shape, CallSyntax) and not row.reads_marks else ""
-    start = f"start: {' | '.join(filter(None, ['@form', free, leading and 'calls']))}"
+    space = "SPACE? " if is_json(form) else ""
+    start = f"start: {space}({' | '.join(filter(None, ['@form', free, leading and 'calls']))})"
     return embed_form(f"{start}\n{_REST}\n{leading}", form)
 
 

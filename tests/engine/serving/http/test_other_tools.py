@@ -106,7 +106,7 @@ def test_a_model_with_tools_and_a_schema_may_call_or_answer(agent: AgentServer) 
         body = {"messages": [{"role": "user", "content": "the fox"}], "tools": tools, "response_format": FORMAT}
         answer = agent.post(
             "/v1/chat/completions",
-            body | {"temperature": 1, "logit_bias": bias, "max_tokens": 60, "thinking_token_budget": 0, **fields},
+            body | {"temperature": 1, "logit_bias": bias, "max_tokens": 120, "thinking_token_budget": 0, **fields},
         )
         assert answer.status_code == 200, answer.text
         return ChatCompletion.model_validate(answer.json()).choices[0]
