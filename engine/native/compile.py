@@ -25,7 +25,7 @@ COMMON_FLAGS = (
     # Multiply-adds may be fused. Nothing reads errno or traps. -ffast-math is left out, because NaN and infinity occur.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
 _AVX512VNNI = (*_AVX512, "-mavx512vnni")
 _AVX512BF16 = (*_AVX512VNNI, "-mavx512bf16")

@@ -12,15 +12,19 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 14
+#define CV_ABI_VERSION 15
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
+/* Further types, of scales only. */
+enum { CV_FLOAT16 = 2, CV_INT8 = 3 };
 
 /* Tokens in a KV block. Part of the layout, so it is not a parameter. */
 enum { CV_BLOCK = 16 };
 /* Output columns in one panel of packed weights. */
 enum { CV_PANEL = 32 };
+/* Values of k that share the factor of scales in CV_INT8. */
+enum { CV_SUPER = 256 };
 
 /* Paged attention over sequences packed one after another.
  *   q        rows of head_dim values at q + head * q_head_stride + token * q_token_stride
@@ -70,12 +74,15 @@ typedef struct {
  *   numbers  8 bits: [group / 4, 32, 4]; 4 bits: [group / 8, 32, 4], of which the low half is 4 k and the high half the
  *            next 4
  *   scales   [32], of scale_dtype
- *   zeros    int16 [32] if has_zeros; otherwise all are half of 2^bits */
+ *   zeros    int16 [32] if has_zeros; otherwise all are half of 2^bits
+ *   minima   int8 [32] if has_minima: W is scale * number - minimum, and has no zeros
+ * Scales and minima in CV_INT8 are multiplied by factors, which lie behind the groups of a panel:
+ *   factors  float16 [k / 256, 1 + has_minima, 32] */
 typedef struct {
     const void *x, *weight, *bias, *residual;
     void *y;
     int64_t rows, n, k, packed_k, x_stride, y_stride, group;
-    int32_t dtype, bits, scale_dtype, has_zeros;
+    int32_t dtype, bits, scale_dtype, has_zeros, has_minima;
 } cv_linear;
 
 /* LoRA adapters of a product, side by side in `columns` columns, a whole number of panels. Adapters change `slices` of

@@ -38,7 +38,7 @@ static uint32_t leaf7(int sub, int reg) {
 }
 static int has_avx2(void) {
     uint32_t a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_F16C)) return 0;
     return has_state(0x6) && (leaf7(0, 1) & 1u << 5);
 }
 static int has_avx512(void) { /* F, DQ, BW, VL */

@@ -49,8 +49,15 @@ INLINE vu vu_dot4(vu acc, quad a, vu b) {
 enum { LINE = CV_PANEL * 4 }; /* bytes of four k of a panel in 8 bits, or of eight in 4 bits */
 
 INLINE int64_t numbers_bytes(const cv_linear *c) { return c->group * 4 * c->bits; }
+INLINE int64_t scale_bytes(const cv_linear *c) {
+    return c->scale_dtype == CV_FLOAT32 ? 4 : c->scale_dtype == CV_INT8 ? 1 : 2;
+}
 INLINE int64_t group_bytes(const cv_linear *c) {
-    return numbers_bytes(c) + CV_PANEL * ((c->scale_dtype == CV_BFLOAT16 ? 2 : 4) + (c->has_zeros ? 2 : 0));
+    return numbers_bytes(c) + CV_PANEL * (scale_bytes(c) + (c->has_zeros ? 2 : 0) + (c->has_minima ? 1 : 0));
+}
+INLINE int64_t integers_bytes(const cv_linear *c) { /* of a panel */
+    const int64_t factors = c->scale_dtype == CV_INT8 ? c->k / CV_SUPER * CV_PANEL * 2 * (1 + c->has_minima) : 0;
+    return c->k / c->group * group_bytes(c) + factors;
 }
 
 /* What a row keeps for each group: its scale and the sum of its numbers, of `height` rows side by side. */
@@ -86,15 +93,24 @@ INLINE void round_row(const int bf16, const void *x, const cv_linear *c, int8_t 
 }
 
 /* What some columns of a panel have for a group. */
-typedef struct { vf scales; vi zeros; } of_columns;
-INLINE of_columns columns_at(const cv_linear *c, const char *panel, int column) {
-    const char *tail = panel + numbers_bytes(c); /* behind the group's numbers */
-    const int bf16 = c->scale_dtype == CV_BFLOAT16;
-    of_columns of = {vf_get(bf16, tail, column), {0}};
+typedef struct { vf scales, minima; vi zeros; } of_columns;
+INLINE of_columns columns_at(const cv_linear *c, const char *panel, int64_t g, int column) {
+    const char *tail = panel + g * group_bytes(c) + numbers_bytes(c); /* behind the group's numbers */
+    of_columns of = {{0}, {0}, {0}};
+    if (c->scale_dtype == CV_INT8) {
+        const char *factors = panel + c->k / c->group * group_bytes(c)
+                              + g * c->group / CV_SUPER * CV_PANEL * 2 * (1 + c->has_minima) + column * 2;
+        of.scales = vf_from_i8(tail + column) * vf_from_f16(factors);
+        if (c->has_minima) of.minima = vf_from_i8(tail + CV_PANEL + column) * vf_from_f16(factors + CV_PANEL * 2);
+    } else if (c->scale_dtype == CV_FLOAT16) {
+        of.scales = vf_from_f16(tail + column * 2);
+    } else {
+        of.scales = vf_get(c->scale_dtype == CV_BFLOAT16, tail, column);
+    }
     if (c->has_zeros) {
         typedef int16_t signed_vh __attribute__((vector_size(VL * 2)));
         signed_vh stored;
-        memcpy(&stored, tail + CV_PANEL * (bf16 ? 2 : 4) + column * 2, sizeof stored);
+        memcpy(&stored, tail + CV_PANEL * scale_bytes(c) + column * 2, sizeof stored);
         of.zeros = __builtin_convertvector(stored, vi);
     }
     return of;
@@ -102,10 +118,12 @@ INLINE of_columns columns_at(const cv_linear *c, const char *panel, int column) 
 
 /* sums[columns] += what the dots of row i and group g are worth. */
 INLINE void add_group(const cv_linear *c, of_columns of, int64_t g, factors f, int64_t i, vu dots, float *sums) {
+    const float scale = f.scales[g * f.height + i];
     const uint32_t total = (uint32_t)f.totals[g * f.height + i];
-    const vu taken = c->has_zeros ? (vu)of.zeros * total : (vu){0} + (total << (c->bits - 1));
-    const vf before = g ? vf_load(sums) : (vf){0};
-    vf_store(sums, before + __builtin_convertvector((vi)(dots - taken), vf) * (of.scales * f.scales[g * f.height + i]));
+    vf sum = g ? vf_load(sums) : (vf){0};
+    if (c->has_minima) sum -= of.minima * (scale * (float)(int32_t)total);
+    else dots -= c->has_zeros ? (vu)of.zeros * total : (vu){0} + (total << (c->bits - 1));
+    vf_store(sums, sum + __builtin_convertvector((vi)dots, vf) * (of.scales * scale));
 }
 
 /* sums[m, VECS * VL] of m rows and some columns of a panel. */
@@ -113,14 +131,15 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
                        int column, const char *next, int64_t rate, float *sums) {
     enum { VECS = 2 };
     const int64_t lines = numbers_bytes(c) / LINE, bytes = group_bytes(c);
-    for (int64_t g = 0; g < c->k / c->group; g++, panel += bytes) {
+    const char *numbers = panel;
+    for (int64_t g = 0; g < c->k / c->group; g++, numbers += bytes) {
         vu acc[6][VECS];
         for (int i = 0; i < m; i++)
             for (int v = 0; v < VECS; v++) acc[i][v] = (vu){0};
         for (int64_t line = 0; line < lines; line++, next += rate, a += bits == 4 ? 2 * m : m) {
             __builtin_prefetch(next, 0, 2);
             vu words[VECS];
-            for (int v = 0; v < VECS; v++) words[v] = vu_load(panel + line * LINE + (column + v * VL) * 4);
+            for (int v = 0; v < VECS; v++) words[v] = vu_load(numbers + line * LINE + (column + v * VL) * 4);
             if (bits == 8) {
                 for (int i = 0; i < m; i++)
                     for (int v = 0; v < VECS; v++) acc[i][v] = vu_dot4(acc[i][v], a[i], words[v]);
@@ -133,7 +152,7 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
             }
         }
         for (int v = 0; v < VECS; v++) {
-            const of_columns of = columns_at(c, panel, column + v * VL);
+            const of_columns of = columns_at(c, panel, g, column + v * VL);
             for (int i = 0; i < m; i++)
                 add_group(c, of, g, f, i, acc[i][v], sums + i * CV_PANEL + column + v * VL);
         }
@@ -179,8 +198,8 @@ INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
     const int64_t steps = (c->group + BYTES_K - 1) / BYTES_K, bytes = group_bytes(c);
     int32_t dots[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
-    for (int64_t g = 0; g < c->k / c->group; g++, panel += bytes) {
-        const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel;
+    for (int64_t g = 0; g < c->k / c->group; g++) {
+        const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel + g * bytes;
         const int64_t k = g * c->group;
         const char *rows = a + k / BYTES_K * TILE_BYTES + k % BYTES_K, *lower = rows + TILE_ROWS * c->k;
         if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots);
@@ -188,7 +207,7 @@ INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c,
         __asm__ volatile("" ::: "memory");
         next += steps * rate;
         for (int j = 0; j < CV_PANEL; j += VL) {
-            const of_columns of = columns_at(c, panel, j);
+            const of_columns of = columns_at(c, panel, g, j);
             for (int i = 0; i < m; i++)
                 add_group(c, of, g, f, i, vu_load(dots + i * CV_PANEL + j), sums + i * CV_PANEL + j);
         }

@@ -187,7 +187,7 @@ INLINE plan plan_rows(const int how, const cv_linear *c) {
 }
 
 INLINE int64_t bytes_of_panel(const int how, const cv_linear *c) {
-    if (c->bits) return c->k / c->group * group_bytes(c);
+    if (c->bits) return integers_bytes(c);
     return (how == FLOATS ? c->packed_k : (c->packed_k + 1) / 2) * CV_PANEL * 4;
 }
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -113,6 +113,25 @@ INLINE vf vf_from_bf16(const uint16_t *p) {
     vh h;
     memcpy(&h, p, sizeof h);
     return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+INLINE vf vf_from_f16(const void *p) { /* no infinity, no NaN */
+    vh h;
+    memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    const vu wide = __builtin_convertvector(h, vu), bits = (wide & 0x7fff) << 13, sign = (wide & 0x8000) << 16;
+    const vf normal = (vf)(bits + (112u << 23)), tiny = (vf)(bits + (113u << 23)) - 0x1p-14f;
+    return (vf)((vu)vf_select((vi)bits < 1 << 23, tiny, normal) | sign);
+#endif
+}
+INLINE vf vf_from_i8(const void *p) {
+    typedef int8_t vb __attribute__((vector_size(VL)));
+    vb b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, vf);
 }
 INLINE void vf_to_bf16(uint16_t *p, vf v) {
 #if defined(__AVX512BF16__)

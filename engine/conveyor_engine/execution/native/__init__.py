@@ -26,6 +26,7 @@ from conveyor_engine.execution.native.library import (
 )
 from conveyor_engine.execution.native.packed import (
     PANEL,
+    SUPER,
     Packed,
     PackedIntegers,
     PackedWeight,
@@ -47,6 +48,7 @@ from conveyor_engine.execution.native.sample import sample
 __all__ = [
     "BLOCK_SIZE",
     "PANEL",
+    "SUPER",
     "AdapterWeights",
     "CacheStep",
     "Columns",

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 14
+_ABI_VERSION = 15
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+SCALE_DTYPES = DTYPES | {torch.float16: 2, torch.int8: 3}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -52,7 +53,7 @@ class Linear(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("x", "weight", "bias", "residual", "y")),
         *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride", "group")),
-        *((name, _I32) for name in ("dtype", "bits", "scale_dtype", "has_zeros")),
+        *((name, _I32) for name in ("dtype", "bits", "scale_dtype", "has_zeros", "has_minima")),
     )
 
 

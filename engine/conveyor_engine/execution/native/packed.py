@@ -1,6 +1,6 @@
 """Linear layers over packed weights, which the kernels read once, in order, for any number of rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from conveyor_engine.execution.native import library
 
 PANEL = 32  # outputs in one panel of packed weights
+SUPER = 256  # inputs whose scales in int8 share a factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,59 +30,79 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Weights of one linear layer as whole numbers of 8 or 4 bits: scale * (number - zero).
+    """Weights of one linear layer as whole numbers of 8 or 4 bits: scale * (number - zero), or - minimum.
 
-    data: bytes (panels, groups, bytes of a group), as conveyor_native.h describes them. Scales are float32 or bfloat16.
+    data: bytes (panels, bytes of a panel), as conveyor_native.h describes them. group: how many inputs share a scale.
     """
 
     data: torch.Tensor
     out_features: int
     in_features: int
     bits: int
+    group: int
     scale_dtype: torch.dtype
     has_zeros: bool
+    has_minima: bool
 
     @classmethod
     def allocate(
-        cls, shape: tuple[int, int], bits: int, group: int, scale_dtype: torch.dtype, has_zeros: bool = False
-    ) -> "PackedIntegers":
-        """Return weights of this shape (out, in) that are 0. group: how many inputs share a scale."""
+        cls, shape: tuple[int, int], bits: int, group: int, scale_dtype: torch.dtype, *, has_zeros: bool = False,
+        has_minima: bool = False,
+    ) -> "PackedIntegers":  # fmt: skip
+        """Return weights of this shape (out, in) that are 0."""
         (out_features, in_features), panels = shape, -(-shape[0] // PANEL)
         assert bits in (4, 8)
-        assert in_features % group == group % 32 == 0
-        size = 4 * bits * group + PANEL * (scale_dtype.itemsize + 2 * has_zeros)
-        data = library.zeros((panels, in_features // group, size), torch.uint8)
-        return cls(data, out_features, in_features, bits, scale_dtype, has_zeros)
+        assert in_features % group == group % 16 == 0
+        assert scale_dtype != torch.int8 or in_features % SUPER == SUPER % group == 0
+        empty = torch.empty(0, dtype=torch.uint8)
+        weight = cls(empty, out_features, in_features, bits, group, scale_dtype, has_zeros, has_minima)
+        factors = in_features // SUPER * PANEL * 2 * (1 + has_minima) if scale_dtype == torch.int8 else 0
+        size = in_features // group * weight._group_bytes + factors
+        return replace(weight, data=library.zeros((panels, size), torch.uint8))
 
     @property
-    def group(self) -> int:
-        """Return the number of inputs that share a scale."""
-        return self.in_features // self.data.shape[1]
+    def _group_bytes(self) -> int:
+        return 4 * self.bits * self.group + PANEL * (self.scale_dtype.itemsize + 2 * self.has_zeros + self.has_minima)
 
-    def fill(self, first: int, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> None:
-        """Set the panels from `first` on: numbers, uint8 (out, in), scales and int16 zeros (out, groups).
+    def split(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `count` panels from `first` on as two views: (panels, groups, bytes of a group), and their factors."""
+        groups, panels = self.in_features // self.group, self.data[first : first + count]
+        end = groups * self._group_bytes
+        return panels[:, :end].view(count, groups, self._group_bytes), panels[:, end:]
 
-        out: a multiple of PANEL. zeros: None for half of 2^bits.
+    def fill(
+        self, first: int, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None,
+        minima: torch.Tensor | None = None, factors: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Set the panels from `first` on. numbers: uint8 (out, in), where out is a multiple of PANEL.
+
+        scales, int16 zeros and int8 minima: (out, groups). zeros: None for half of 2^bits, and with minima.
+        factors: float16 (out, in / SUPER, 1 or 2), of int8 scales, and of minima.
         """
-        panels, groups, group = len(numbers) // PANEL, self.data.shape[1], self.group
+        panels, group = len(numbers) // PANEL, self.group
         assert scales.dtype == self.scale_dtype
-        assert (zeros is not None) == self.has_zeros
-        by_group = numbers.view(panels, PANEL, groups, group // 4, 4).permute(0, 2, 3, 1, 4)
+        assert (zeros is not None, minima is not None) == (self.has_zeros, self.has_minima)
+        by_group = numbers.view(panels, PANEL, -1, group // 4, 4).permute(0, 2, 3, 1, 4)
         if self.bits == 4:
-            pairs = by_group.reshape(panels, groups, group // 8, 2, 4 * PANEL)
+            pairs = by_group.reshape(panels, -1, group // 8, 2, 4 * PANEL)
             by_group = pairs[..., 0, :] | pairs[..., 1, :] << 4
-        parts = [by_group.reshape(panels, groups, -1)]
-        for each in (scales, zeros):
+        parts = [by_group.reshape(panels, self.in_features // group, -1)]
+        for each in (scales, zeros, minima):
             if each is not None:
-                parts.append(each.view(panels, PANEL, groups).transpose(1, 2).contiguous().view(torch.uint8))
-        torch.cat(parts, dim=2, out=self.data[first : first + panels])
+                parts.append(each.view(panels, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8))
+        groups, behind = self.split(first, panels)
+        groups.copy_(torch.cat(parts, dim=2))
+        if factors is not None:
+            in_order = factors.view(panels, PANEL, *factors.shape[1:]).movedim(1, 3).flatten(1)
+            behind.copy_(in_order.contiguous().view(torch.uint8))
 
     def product(self, dtype: torch.dtype, **others: Any) -> library.Linear:
         """Return the call for a product with inputs of this type, with `others` set too."""
         return library.Linear(
             weight=self.data.data_ptr(), n=self.out_features, k=self.in_features, packed_k=self.in_features,
             group=self.group, dtype=library.DTYPES[dtype], bits=self.bits,
-            scale_dtype=library.DTYPES[self.scale_dtype], has_zeros=self.has_zeros, **others,
+            scale_dtype=library.SCALE_DTYPES[self.scale_dtype], has_zeros=self.has_zeros, has_minima=self.has_minima,
+            **others,
         )  # fmt: skip
 
 
@@ -120,18 +141,27 @@ def unpack_linear(weight: PackedWeight) -> torch.Tensor:
 
 def unpack_integers(weight: PackedIntegers) -> torch.Tensor:
     """Return the plain matrix (out, in) that the numbers stand for, float32."""
-    panels, groups, bits = len(weight.data), weight.data.shape[1], weight.bits
-    size = weight.group * 4 * bits
-    numbers = weight.data[..., :size].reshape(panels, groups, -1, 4 * PANEL)
+    panels, bits = len(weight.data), weight.bits
+    groups, behind = weight.split(0, panels)
+    sizes = [4 * bits * weight.group, PANEL * weight.scale_dtype.itemsize, PANEL * 2 * weight.has_zeros]
+    numbers, *others = groups.split_with_sizes([*sizes, PANEL * weight.has_minima], dim=2)
+    types = (weight.scale_dtype, torch.int16, torch.int8)
+    scales, zeros, minima = (
+        part.contiguous().view(dtype).transpose(1, 2).float() for part, dtype in zip(others, types, strict=True)
+    )
+    if weight.scale_dtype == torch.int8:
+        factors = behind.contiguous().view(torch.float16).float().view(panels, -1, 1 + weight.has_minima, PANEL)
+        factors = factors.transpose(1, 3).repeat_interleave(SUPER // weight.group, 3)  # (panels, 32, 1 or 2, groups)
+        scales = scales * factors[:, :, 0]
+        minima = minima * factors[:, :, 1] if weight.has_minima else minima
     if bits == 4:
-        numbers = torch.stack((numbers & 15, numbers >> 4), dim=3)
-    numbers = numbers.reshape(panels, groups, -1, PANEL, 4).permute(0, 3, 1, 2, 4).reshape(panels, PANEL, groups, -1)
-    end = size + PANEL * weight.scale_dtype.itemsize
-    scales = weight.data[..., size:end].contiguous().view(weight.scale_dtype).transpose(1, 2)
-    zeros = torch.full((1, 1, 1), 1 << bits - 1, dtype=torch.int16)
-    if weight.has_zeros:
-        zeros = weight.data[..., end:].contiguous().view(torch.int16).transpose(1, 2)
-    plain = (numbers.float() - zeros[..., None].float()) * scales[..., None].float()
+        numbers = numbers.reshape(panels, groups.shape[1], -1, 1, 4 * PANEL)
+        numbers = torch.cat((numbers & 15, numbers >> 4), dim=3)
+    numbers = numbers.reshape(panels, groups.shape[1], -1, PANEL, 4).permute(0, 3, 1, 2, 4).flatten(3).float()
+    if weight.has_minima:
+        plain = numbers * scales[..., None] - minima[..., None]
+    else:
+        plain = (numbers - (zeros[..., None] if weight.has_zeros else 1 << bits - 1)) * scales[..., None]
     return plain.reshape(panels * PANEL, -1)[: weight.out_features]
 
 

@@ -22,11 +22,29 @@ def make_weight(
     numbers[:, 0], numbers[:, 1] = 0, (1 << bits) - 1
     scales = (torch.rand(rows, k // group, generator=generator) + 0.1).to(scale_dtype)
     zeros = torch.randint(-9, 1 << bits, scales.shape, generator=generator, dtype=torch.int16) if has_zeros else None
-    weight = native.PackedIntegers.allocate((n, k), bits, group, scale_dtype, has_zeros)
+    weight = native.PackedIntegers.allocate((n, k), bits, group, scale_dtype, has_zeros=has_zeros)
     weight.fill(0, numbers, scales, zeros)
     middle = 1 << bits - 1 if zeros is None else zeros[..., None]
     plain = (numbers.view(rows, -1, group).float() - middle) * scales[..., None].float()
     assert torch.equal(native.unpack_integers(weight), plain.view(rows, k)[:n])
+    return weight
+
+
+def make_blocks(n: int, k: int, bits: int, group: int, *, has_minima: bool) -> native.PackedIntegers:
+    """Return weights whose scales, and minima, are whole numbers, as in the K types of GGUF files."""
+    generator, rows = torch.Generator().manual_seed(n + k), -(-n // native.PANEL) * native.PANEL
+    numbers = torch.randint(0, 1 << bits, (rows, k), generator=generator, dtype=torch.uint8)
+    scales, minima = torch.randint(-128, 128, (2, rows, k // group), generator=generator, dtype=torch.int8)
+    factors = torch.rand(rows, k // 256, 1 + has_minima, generator=generator).half()
+    factors[:, 0] *= 2.0**-14  # float16 has subnormal numbers, which such files use
+    weight = native.PackedIntegers.allocate((n, k), bits, group, torch.int8, has_minima=has_minima)
+    weight.fill(0, numbers, scales, None, minima if has_minima else None, factors)
+    wide = factors.double().repeat_interleave(256 // group, 1)
+    plain = numbers.view(rows, -1, group).double() - (0 if has_minima else 1 << bits - 1)
+    plain *= (scales.double() * wide[..., 0])[..., None]
+    if has_minima:
+        plain -= (minima.double() * wide[..., 1])[..., None]
+    torch.testing.assert_close(native.unpack_integers(weight).double(), plain.view(rows, k)[:n], rtol=0, atol=2e-3)
     return weight
 
 
@@ -53,12 +71,26 @@ def test_a_product_equals_its_definition(bits: int, dtype: torch.dtype, n: int, 
 
 
 @BITS
-@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_scales_have_two_types_and_zero_points_any_value(bits: int, scale_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_scales_have_three_types_and_zero_points_any_value(bits: int, scale_dtype: torch.dtype) -> None:
     weight = make_weight(70, 256, bits, 64, scale_dtype=scale_dtype, has_zeros=True)
     for rows in (1, 9, 40):
         x = random(rows, 256, dtype=torch.float32, seed=rows)
         assert_close(native.linear(x, weight), multiply(x, weight), 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "has_minima"),
+    [(4, 32, True), (8, 32, True), (8, 16, False), (8, 16, True)],
+    ids=["Q4_K", "Q5_K", "Q6_K", "both"],
+)
+def test_scales_and_minima_of_blocks_are_whole_numbers_of_a_factor(bits: int, group: int, has_minima: bool) -> None:
+    weight = make_blocks(70, 768, bits, group, has_minima=has_minima)
+    x = random(40, 768, dtype=torch.float32)
+    whole = native.linear(x, weight)
+    assert_close(whole, multiply(x, weight), 2e-5)
+    for rows in (1, 3, 9, 17):
+        assert torch.equal(native.linear(x[:rows], weight), whole[:rows])
 
 
 @BITS
@@ -116,7 +148,7 @@ def test_what_is_not_finite_stays_in_its_row(bits: int) -> None:
 @BITS
 def test_the_largest_numbers_do_not_overflow(bits: int) -> None:
     weight = native.PackedIntegers.allocate((32, 16384), bits, 16384, torch.float32)
-    weight.fill(0, torch.full((32, 16384), (1 << bits) - 1, dtype=torch.uint8), torch.ones(32, 1), None)
+    weight.fill(0, torch.full((32, 16384), (1 << bits) - 1, dtype=torch.uint8), torch.ones(32, 1))
     for rows in (1, 9):
         for sign in (1, -1):
             x = torch.full((rows, 16384), float(sign))

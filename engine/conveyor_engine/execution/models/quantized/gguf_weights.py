@@ -5,18 +5,19 @@ interleaved, norms plus one, experts stacked. Each architecture has a list of tr
 that. transformers has three of these lists. Called by `checkpoint`.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from conveyor_engine.execution.models.quantized.gguf_blocks import read_blocks, read_bytes
 from conveyor_engine.execution.models.quantized.numbers import read_exponents, read_fp4
 from conveyor_engine.execution.models.quantized.reading import Weight
+from conveyor_engine.execution.models.quantized.rounding import Grid
 from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.gguf.header import KINDS, TensorPlace, read_header
 
@@ -44,7 +45,8 @@ def plan_gguf(directory: Path, config: PretrainedConfig) -> Iterator[tuple[str, 
             names[name] = stored
     for name, places in sources.items():
         converter = by_pattern.get(next(iter(places)))
-        yield name, Weight(names[name], partial(_restore, name, places, converter))
+        restore = partial(_restore, name, places, converter)
+        yield name, Weight(names[name], restore, read_grid=partial(_read_grid, places, converter))
 
 
 def _restore(name: str, places: Mapping[str, TensorPlace], converter: Any) -> Tensor:
@@ -55,12 +57,29 @@ def _restore(name: str, places: Mapping[str, TensorPlace], converter: Any) -> Te
     return weight
 
 
+def _read_grid(places: Mapping[str, TensorPlace], converter: Any) -> Grid | None:
+    """Return the values of a stored matrix; None if the kernels have no such numbers."""
+    from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
+
+    operations = converter.operations if converter else []
+    if len(places) > 1 or not all(isinstance(each, PermuteRows) for each in operations):
+        return None
+    (place,) = places.values()
+    grid = read_blocks(place)
+    for operation in operations:
+        if grid is not None:
+            grid = grid.replace(partial(_permute, operation))
+    return grid
+
+
+def _permute(operation: Any, rows: Tensor) -> Tensor:
+    (changed,) = operation.convert({"": rows}, source_patterns=[""], target_patterns=[""]).values()
+    return cast("Tensor", changed)
+
+
 def dequantize(place: TensorPlace) -> Tensor:
     """Return the numbers of a stored tensor in float32."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the bytes are read only, and nothing writes to them
-        stored = torch.frombuffer(place.read(), dtype=torch.uint8)
-    name = place.kind.name
+    stored, name = read_bytes(place), place.kind.name
     if name in _FLOAT_TYPES:
         return stored.view(_FLOAT_TYPES[name]).to(torch.float32).reshape(place.shape)
     if name in ("Q5_0", "Q5_1"):

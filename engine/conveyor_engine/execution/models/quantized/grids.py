@@ -1,6 +1,7 @@
 """Finds the values that a checkpoint's weights of 8 or 4 bits can take, so that the compiled kernels can keep its bits.
 
 Called by `loader` after transformers has loaded the restored weights. Reads scales and zero points, and no numbers.
+`gguf_blocks` does this for GGUF files.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,15 +30,21 @@ _WORD_BITS: Final = 32
 
 def keep_grids(model: nn.Module, restoring: Restoring) -> None:
     """Set `grid` of each linear layer of the model whose weights the kernels can keep as they are stored."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
     for name, weight in restoring.tensors.items():
-        if isinstance(weight, Restored) and name.endswith(".weight") and weight.source is not None:
-            path = name.removesuffix(".weight")
-            module = model.get_submodule(path) if path in dict(model.named_modules()) else None
-            read = _READERS.get(weight.source.layout.restore)
-            if isinstance(module, nn.Linear) and read is not None:
-                grid = read(weight.source.parts, weight.source.declared, module.in_features)
-                if grid is not None and len(grid.scales) == module.out_features:
-                    module.grid = grid  # type: ignore[assignment]
+        linear = linears.get(parameters[name]) if name in parameters else None
+        if linear is not None and isinstance(weight, Restored):
+            grid = _read_grid(weight, linear.in_features)
+            if grid is not None and len(grid.scales) == linear.out_features:
+                linear.grid = grid  # type: ignore[assignment]
+
+
+def _read_grid(weight: Restored, columns: int) -> Grid | None:
+    if weight.source is None:
+        return weight.read_grid() if weight.read_grid else None
+    read = _READERS.get(weight.source.layout.restore)
+    return read(weight.source.parts, weight.source.declared, columns) if read else None
 
 
 def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int) -> Grid | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conveyor_engine.errors import is_out_of_memory
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS, Layout
+from conveyor_engine.execution.models.quantized.rounding import Grid
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
 from conveyor_engine.quantization import Declared
 
@@ -62,11 +63,15 @@ class Source(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight that is restored when it is used. name: as in the file. source: None in GGUF files."""
+    """A weight that is restored when it is used. name: as in the file.
+
+    source: None in GGUF files. Their weights have `read_grid`, which returns the values that the kernels can keep.
+    """
 
     name: str
     restore: Callable[[], Tensor]
     source: Source | None = None
+    read_grid: Callable[[], Grid | None] | None = None
 
 
 class Restored:
@@ -74,7 +79,7 @@ class Restored:
 
     def __init__(self, restoring: Restoring, weight: Weight) -> None:
         self._restoring, self._weight = restoring, weight
-        self.source = weight.source
+        self.source, self.read_grid = weight.source, weight.read_grid
 
     def __getitem__(self, whole: Any) -> Tensor:
         return self._restoring.restore(self._weight)

@@ -4,17 +4,17 @@ Called by `execution.models.quantize`, one module at a time. A `Grid` has the va
 comes from the checkpoint (`grids`), or from the weights themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from conveyor_engine.execution import native
 
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
+SMALLEST_GROUP: Final = 16  # of blocks of GGUF files
 _OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
 _PANELS: Final = 16  # rounded at once, which bounds the memory beside the weights
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
@@ -23,28 +23,62 @@ _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values scale * (number - zero), number < 2^bits, of groups of inputs.
+    """The values scale * (number - zero), or scale * number - minimum, number < 2^bits, of groups of inputs.
 
-    scales: (out, groups), float32 or bfloat16. zeros: int16 (out, groups); None for half of 2^bits.
+    scales: (out, groups), float32, bfloat16 or float16. Or int8: then scales, and minima, are multiplied by `factors`.
+    zeros: int16 (out, groups); None for half of 2^bits. minima: int8 (out, groups).
+    factors: float16 (out, in / 256, 1 or 2), of scales and of minima.
     """
 
     bits: int
     scales: Tensor
     zeros: Tensor | None = None
+    minima: Tensor | None = None
+    factors: Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        return self.scales, self.zeros, self.minima, self.factors
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return what grids that can be joined have in common."""
+        return self.bits, *(part if part is None else (part.dtype, part.shape[1:]) for part in self.parts)
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> "Grid":
+        """Return a grid with other rows."""
+        zeros, minima, factors = (part if part is None else change(part) for part in self.parts[1:])
+        return Grid(self.bits, change(self.scales), zeros, minima, factors)
 
     def round(self, weight: Tensor) -> Tensor:
         """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
+        scales, starts = self._widen()
         grouped = weight.float().view(*self.scales.shape, -1)
-        scales = self.scales.float()[..., None]
-        numbers = torch.where(scales != 0, grouped / scales, 0).round_()
-        numbers += 1 << self.bits - 1 if self.zeros is None else self.zeros[..., None]
+        if self.minima is not None:
+            grouped = grouped + starts[..., None]
+        numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).round_()
+        if self.minima is None:
+            numbers += starts[..., None]
         return numbers.clamp_(0, (1 << self.bits) - 1).to(torch.uint8).view(weight.shape)
 
     def read(self, numbers: Tensor) -> Tensor:
         """Return what the numbers (out, in) stand for, float32."""
+        scales, starts = self._widen()
         grouped = numbers.view(*self.scales.shape, -1).float()
-        grouped -= 1 << self.bits - 1 if self.zeros is None else self.zeros[..., None]
-        return grouped.mul_(self.scales.float()[..., None]).view(numbers.shape)
+        if self.minima is not None:
+            grouped = grouped.mul_(scales[..., None]).sub_(starts[..., None])
+        else:
+            grouped = grouped.sub_(starts[..., None]).mul_(scales[..., None])
+        return grouped.view(numbers.shape)
+
+    def _widen(self) -> tuple[Tensor, Tensor]:
+        """Return scales and minima, or zeros, of all groups."""
+        scales, starts = self.scales.float(), self.minima if self.minima is not None else self.zeros
+        starts = torch.tensor([[1 << self.bits - 1]]) if starts is None else starts
+        if self.factors is None:
+            return scales, starts.float()
+        wide = self.factors.float().repeat_interleave(scales.shape[1] // self.factors.shape[1], 1)
+        return scales * wide[..., 0], starts.float() if self.minima is None else starts * wide[..., 1]
 
 
 def find_group(in_features: int, bits: int) -> int | None:
@@ -73,13 +107,32 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
 
 
 def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
-    """Return the grid of weights one below the other; None if one has none, or another kind of grid."""
+    """Return the grid of weights one below the other; None if one has none, or another kind of grid.
+
+    Blocks of different types are joined in 8 bits: a file of mixed types has one for queries and another for values.
+    """
     found = [grid for grid in grids if grid is not None]
-    kinds = {(grid.bits, grid.scales.shape[1], grid.scales.dtype, grid.zeros is None) for grid in found}
-    if len(found) < len(grids) or len(kinds) != 1:
+    if len(found) < len(grids):
         return None
-    zeros = [grid.zeros for grid in found if grid.zeros is not None]
-    return Grid(found[0].bits, torch.cat([grid.scales for grid in found]), torch.cat(zeros) if zeros else None)
+    if len({grid.kind for grid in found}) > 1:
+        if any(grid.factors is None for grid in found):
+            return None
+        found = [_spread_blocks(grid) for grid in found]
+    columns = zip(*(grid.parts for grid in found), strict=True)
+    parts = ([part for part in column if part is not None] for column in columns)
+    return Grid(found[0].bits, *(torch.cat(part) if part else None for part in parts))  # type: ignore[arg-type]
+
+
+def _spread_blocks(grid: Grid) -> Grid:
+    """Return the same values in 8 bits, with groups of 16 and minima: all blocks have that form."""
+    assert grid.factors is not None
+    each = grid.scales.shape[1] // grid.factors.shape[1]
+    scales, minima, factors = grid.scales, grid.minima, grid.factors
+    if minima is None:
+        minima = scales  # scale * (number - 32), which has 6 bits, is scale * number - minimum, exactly in float32
+        factors = torch.cat((factors, factors * 32), dim=2)
+    scales, minima = (part.repeat_interleave(native.SUPER // SMALLEST_GROUP // each, 1) for part in (scales, minima))
+    return Grid(8, scales, None, minima, factors)
 
 
 def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
@@ -88,11 +141,16 @@ def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -
     grid: the values that the weight has, but for bfloat16's rounding; None if it has others.
     """
     group = find_group(weight.in_features, bits) if grid is None else weight.in_features // grid.scales.shape[1]
-    if group not in GROUPS or (grid is not None and len(grid.scales) != weight.out_features):  # a share of the layer
+    if group not in (*GROUPS, SMALLEST_GROUP) or (
+        grid is not None and len(grid.scales) != weight.out_features
+    ):  # a share of the layer
         return None
     scale_dtype = torch.bfloat16 if grid is None else grid.scales.dtype
-    shape, has_zeros = (weight.out_features, weight.in_features), grid is not None and grid.zeros is not None
-    packed = native.PackedIntegers.allocate(shape, bits, group, scale_dtype, has_zeros)
+    packed = native.PackedIntegers.allocate(
+        (weight.out_features, weight.in_features), bits, group, scale_dtype,
+        has_zeros=grid is not None and grid.zeros is not None,
+        has_minima=grid is not None and grid.minima is not None,
+    )  # fmt: skip
     for first in range(0, len(weight.data), _PANELS):
         data = weight.data[first : first + _PANELS]
         plain = native.unpack_linear(native.PackedWeight(data, len(data) * native.PANEL, weight.in_features))
@@ -100,15 +158,15 @@ def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -
         numbers = part.round(plain)
         if grid is not None and not torch.equal(part.read(numbers).to(plain.dtype), plain):
             return None
-        packed.fill(first, numbers, part.scales, part.zeros)
+        packed.fill(first, numbers, part.scales, *part.parts[1:])
     return packed
 
 
 def _rows_of(grid: Grid, first: int, count: int) -> Grid:
     """Return the grid of `count` rows, with scales of 0 behind the last one."""
-    scales, zeros = (
-        None if each is None else functional.pad(part := each[first : first + count], (0, 0, 0, count - len(part)))
-        for each in (grid.scales, grid.zeros)
-    )
-    assert scales is not None
-    return Grid(grid.bits, scales, zeros)
+
+    def take(part: Tensor) -> Tensor:
+        rows = part[first : first + count]
+        return torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
+
+    return grid.replace(take)

@@ -1,0 +1,99 @@
+"""Tests that the compiled kernels keep the numbers of GGUF files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine import gguf_files
+from tests.engine.execution.models.test_gguf import save
+from tests.engine.references import Reference, answers
+from transformers import PreTrainedModel
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.layers import Attention
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.quantize import Quantizer
+from conveyor_engine.gguf.unpack import unpack
+
+pytestmark = pytest.mark.skipif(
+    native.why_missing() is not None or native.isa() == "generic", reason="needs the compiled kernels, with vectors"
+)
+# Bits of a number with its scales, in the kernels' layout.
+KEPT = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_K": 8.625, "Q6_K": 8.5625, "Q8_0": 8.5}
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+def load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    directory = str(unpack(path))
+    return load_model(directory, load_config(directory), dtype, torch.device("cpu"))
+
+
+def fuse(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Quantizer]:
+    model = load(path, dtype)
+    quantizer = Quantizer(model, None)
+    fuse_model(model, after=quantizer)
+    return model, quantizer
+
+
+def plain_of(model: PreTrainedModel, path: str) -> torch.Tensor:
+    """Return the weights of projections that our layers join."""
+    parent, _, name = path.rpartition(".")
+    joined = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    return torch.cat([model.get_submodule(f"{parent}.{each}".strip(".")).weight for each in joined.get(name, (name,))])
+
+
+@TYPES
+@pytest.mark.parametrize("kind", KEPT)
+def test_the_numbers_of_a_file_are_kept_as_they_are(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    path, _ = save("llama", tmp_path, kind)
+    model, quantizer = fuse(path, dtype)
+    plain = load(path, torch.float32)
+    linears = {path: part for path, part in model.named_modules() if isinstance(part, NativeLinear)}
+    assert (quantizer.num_rounded, quantizer.num_kept) == (len(linears), 0)
+    for name, linear in linears.items():
+        assert isinstance(linear.packed, native.PackedIntegers)
+        assert torch.equal(native.unpack_integers(linear.packed), plain_of(plain, name))
+        assert linear.packed.data.nbytes * 8 / linear.packed.data.shape[0] / 32 / linear.in_features == KEPT[kind]
+
+
+def test_a_tied_head_has_the_numbers_of_the_embeddings(tmp_path: Path) -> None:
+    path, _ = save("qwen3", tmp_path, "Q8_0", tie_word_embeddings=True)
+    model, quantizer = fuse(path, torch.bfloat16)
+    assert quantizer.num_kept == 0
+    expected = load(path, torch.float32).get_input_embeddings().weight
+    assert torch.equal(native.unpack_integers(model.get_output_embeddings().packed), expected)
+
+
+@TYPES
+def test_types_of_one_layer_may_differ(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Q4_K_M, where half of the values have more bits than queries and keys."""
+    write = gguf_files.write_tensor
+
+    def write_values(writer: Any, name: str, values: gguf_files.Array, kind: str) -> gguf_files.Array:
+        return write(writer, name, values, "Q6_K" if "attn_v" in name else kind)
+
+    monkeypatch.setattr(gguf_files, "write_tensor", write_values)
+    path, _ = save("llama", tmp_path, "Q4_K")
+    model, _ = fuse(path, dtype)
+    (attention,) = (part for part in model.modules() if isinstance(part, Attention))
+    packed = attention.qkv_proj.packed
+    assert (packed.bits, packed.group) == (8, 16)
+    expected = plain_of(load(path, torch.float32), "model.layers.0.self_attn.qkv_proj")
+    assert torch.equal(native.unpack_integers(packed), expected)
+
+
+def test_types_without_kernels_keep_16_bits(tmp_path: Path) -> None:
+    path, _ = save("llama", tmp_path, "Q4_1")
+    assert fuse(path, torch.bfloat16)[1].num_rounded == 0
+
+
+def test_an_engine_serves_the_numbers_of_a_file(tmp_path: Path) -> None:
+    path, model = save("qwen3", tmp_path, "Q4_K")
+    runs = Reference.__new__(Reference)
+    runs.directory, runs.model = unpack(path), model
+    prompts = [torch.randint(6, 199, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (3, 17, 50)]
+    whole = answers(runs.make_core(attention_backend="native"), prompts)
+    assert answers(runs.make_core(attention_backend="native", max_num_seqs=1), prompts) == whole
