@@ -23,7 +23,7 @@ from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.quantize import Quantizer, check_experts, check_quantization
+from conveyor_engine.execution.models.quantize import Quantizer, check_quantization
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
@@ -94,7 +94,6 @@ class RunnerStart:
         If the model is divided, also makes the ranks add up their results. The compiled layers for CPUs cannot do this,
         so they are not used then.
         """
-        check_experts(model, self.config.quantization)
         if self.config.attention_backend != "torch":
             whole_layers = self.device.type != "cpu" or not self._partial_sums
             quantizer = Quantizer(model, self.config.quantization)

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 15
+#define CV_ABI_VERSION 16
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -158,14 +158,15 @@ typedef struct {
  * of x[t]. Each token's experts differ; a number that no expert has adds nothing.
  *   x, y     [tokens, hidden], contiguous
  *   chosen, shares [tokens, per_token]
- *   gate_up, down  one packed weight for each expert, [2 * size, hidden] and [hidden, size], each of so many bytes */
+ *   gate_up, down  the products of the first expert, [2 * size, hidden] and [hidden, size], with all that they need but
+ *                  x, y and rows; the weights of each further expert lie so many bytes behind */
 typedef struct {
-    const void *x, *gate_up, *down;
+    const void *x;
     const int64_t *chosen;
     const float *shares;
     void *y;
-    int64_t tokens, hidden, size, experts, per_token, gate_up_bytes, down_bytes;
-    int32_t dtype;
+    int64_t tokens, experts, per_token, gate_up_bytes, down_bytes;
+    cv_linear gate_up, down;
 } cv_experts;
 
 /* best[r] = the largest of logits[r]; infinity if one is NaN. tokens[r] = the first that is as large, or, where

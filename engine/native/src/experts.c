@@ -37,44 +37,39 @@ static void gather(const cv_experts *c, const room *r, int64_t row_bytes) {
 
 static void run_expert(const cv_experts *c, const room *r, int64_t expert, int64_t row, int64_t rows, int64_t row_bytes) {
     const cv_kernels *kernels = cv_kernels_in_use();
-    const cv_linear gate_up = {
-        .x = r->in + row * row_bytes, .weight = (const char *)c->gate_up + expert * c->gate_up_bytes, .y = r->gated,
-        .rows = rows, .n = 2 * c->size, .k = c->hidden, .packed_k = c->hidden, .x_stride = c->hidden,
-        .y_stride = 2 * c->size, .dtype = c->dtype,
-    };
-    const cv_silu_mul activation = {r->gated, r->active, rows, c->size, 2 * c->size, c->dtype};
-    const cv_linear down = {
-        .x = r->active, .weight = (const char *)c->down + expert * c->down_bytes, .y = r->out + row * row_bytes,
-        .rows = rows, .n = c->hidden, .k = c->size, .packed_k = c->size, .x_stride = c->size, .y_stride = c->hidden,
-        .dtype = c->dtype,
-    };
+    cv_linear gate_up = c->gate_up, down = c->down;
+    gate_up.x = r->in + row * row_bytes, gate_up.y = r->gated, gate_up.rows = rows;
+    gate_up.weight = (const char *)gate_up.weight + expert * c->gate_up_bytes;
+    const cv_silu_mul activation = {r->gated, r->active, rows, down.k, gate_up.n, down.dtype};
+    down.x = r->active, down.y = r->out + row * row_bytes, down.rows = rows;
+    down.weight = (const char *)down.weight + expert * c->down_bytes;
     kernels->linear(&gate_up);
     kernels->silu_mul(&activation);
     kernels->linear(&down);
 }
 
 INLINE void add_up(const int bf16, const cv_experts *c, const room *r, int64_t token) {
-    const int64_t first = token * c->per_token, whole = c->hidden - c->hidden % VL;
+    const int64_t hidden = c->down.n, first = token * c->per_token, whole = hidden - hidden % VL;
     for (int64_t h = 0; h < whole; h += VL) {
         vf sum = {0};
         for (int64_t j = first; j < first + c->per_token; j++)
-            if (r->places[j] >= 0) sum += vf_get(bf16, r->out, r->places[j] * c->hidden + h) * vf_set(c->shares[j]);
-        vf_put(bf16, c->y, token * c->hidden + h, sum);
+            if (r->places[j] >= 0) sum += vf_get(bf16, r->out, r->places[j] * hidden + h) * vf_set(c->shares[j]);
+        vf_put(bf16, c->y, token * hidden + h, sum);
     }
-    for (int64_t h = whole; h < c->hidden; h++) {
+    for (int64_t h = whole; h < hidden; h++) {
         float sum = 0;
         for (int64_t j = first; j < first + c->per_token; j++)
-            if (r->places[j] >= 0) sum += f_get(bf16, r->out, r->places[j] * c->hidden + h) * c->shares[j];
-        f_put(bf16, c->y, token * c->hidden + h, sum);
+            if (r->places[j] >= 0) sum += f_get(bf16, r->out, r->places[j] * hidden + h) * c->shares[j];
+        f_put(bf16, c->y, token * hidden + h, sum);
     }
 }
 
 static void run_tokens(const cv_experts *c) {
     static __thread void *memory;
     static __thread size_t held;
-    const int64_t value_bytes = c->dtype == CV_BFLOAT16 ? 2 : 4, row_bytes = c->hidden * value_bytes;
+    const int64_t value_bytes = c->down.dtype == CV_BFLOAT16 ? 2 : 4, row_bytes = c->down.n * value_bytes;
     const int64_t pairs = c->tokens * c->per_token, number_bytes = (int64_t)sizeof(int64_t) * (c->experts + pairs);
-    const int64_t gated_bytes = ROWS_MAX * 2 * c->size * value_bytes;
+    const int64_t gated_bytes = ROWS_MAX * c->gate_up.n * value_bytes;
     room r;
     r.in = scratch_grow(&memory, &held, (size_t)(2 * pairs * row_bytes + gated_bytes / 2 * 3 + number_bytes + 8));
     r.out = r.in + pairs * row_bytes, r.gated = r.out + pairs * row_bytes, r.active = r.gated + gated_bytes;
@@ -89,14 +84,14 @@ static void run_tokens(const cv_experts *c) {
         }
 #pragma omp parallel for schedule(static)
     for (int64_t token = 0; token < c->tokens; token++) {
-        if (c->dtype == CV_BFLOAT16) add_up(1, c, &r, token);
+        if (c->down.dtype == CV_BFLOAT16) add_up(1, c, &r, token);
         else add_up(0, c, &r, token);
     }
 }
 
 void cv_run_experts(const cv_experts *c) {
     const int64_t most = c->per_token < PAIRS_MAX ? PAIRS_MAX / c->per_token : 1;
-    const int64_t row_bytes = c->hidden * (c->dtype == CV_BFLOAT16 ? 2 : 4);
+    const int64_t row_bytes = c->down.n * (c->down.dtype == CV_BFLOAT16 ? 2 : 4);
     for (int64_t first = 0; first < c->tokens; first += most) {
         cv_experts part = *c;
         part.tokens = c->tokens - first < most ? c->tokens - first : most;

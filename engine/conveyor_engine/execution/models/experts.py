@@ -3,29 +3,35 @@
 All families whose experts are gated MLPs in two tensors share this module. Their routers keep transformers' code.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
+from conveyor_engine.execution.models.quantized.rounding import Grid
 from conveyor_engine.execution.models.trial import random, same
 from conveyor_engine.execution.native.experts import PackedExperts
 
 _WEIGHTS = {"gate_up_proj", "down_proj"}
+Grids = tuple[Sequence[Grid] | None, Sequence[Grid] | None]
 _SCALES = (1.0, 30.0)  # of the input; large numbers reveal clipping
 
 
 class Experts(nn.Module):
     """Experts over packed tokens: hidden states (T, H), and the numbers and shares of each token's experts (T, k)."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, grids: Grids = (None, None)) -> None:
+        """grids: of the checkpoint's whole numbers in both, which `quantize` keeps."""
         super().__init__()
-        self._packed = PackedExperts(gate_up, down)
+        self.packed = PackedExperts(gate_up, down)
+        self.grids = grids
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        return self._packed.run(hidden_states, top_k_index, top_k_weights)
+        return self.packed.run(hidden_states, top_k_index, top_k_weights)
 
 
 def experts_of(experts: nn.Module) -> Experts | None:
@@ -44,7 +50,7 @@ def experts_of(experts: nn.Module) -> Experts | None:
     probe = random(3, 64, like=down)
     if not callable(act) or not same(functional.silu(probe), act(probe)):
         return None  # packing takes as much memory as the experts, so this is checked first
-    ours = Experts(gate_up, down)
+    ours = Experts(gate_up, down, getattr(experts, "grids", (None, None)))
     return ours if all(_computes_same(experts, ours, down, scale) for scale in _SCALES) else None
 
 

@@ -2,9 +2,10 @@
 
 `fuse` compares each module of our own with transformers' one while both have their weights in 16 bits. Then the weights
 are rounded, one module at a time, so that memory holds few weights in 16 bits beside those that are rounded. Only
-linear layers that the compiled kernels compute are rounded: embeddings, norms and biases keep their type.
+linear layers and experts that the compiled kernels compute are rounded: embeddings, norms and biases keep their type.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -14,10 +15,12 @@ from transformers import PreTrainedModel
 from conveyor_engine.config.engine_config import EngineConfig, Quantization
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear
-from conveyor_engine.execution.models.quantized.rounding import quantize
+from conveyor_engine.execution.models.quantized.rounding import Grid, quantize, quantize_stack
+from conveyor_engine.execution.native.experts import PackedStack
 from conveyor_engine.quantization import Declared
 
 _BITS: Final[dict[Quantization, int]] = {"int8": 8, "int4": 4}
@@ -62,22 +65,41 @@ class Quantizer:
             if isinstance(part, NativeLinear):
                 bits = part.grid.bits if part.grid else self._bits
                 self._round(part, _HEAD_BITS if bits and part is head and not part.grid else bits)
+            elif isinstance(part, Experts):
+                self._round_experts(part)
         for part in module.modules():
             if isinstance(part, NativeDecoderLayer):
                 part.take_weights()
 
     def _round(self, linear: NativeLinear, bits: int | None) -> None:
-        assert isinstance(linear.packed, native.PackedWeight)
         packed = None if bits is None else quantize(linear.packed, bits, linear.grid)
         linear.grid = None
-        if packed is None:
-            self.num_kept += 1
-            self._kept_weights += linear.in_features * linear.out_features
+        linear.packed = packed or linear.packed
+        self._count(linear.packed.data, linear.packed, 1)
+
+    def _round_experts(self, experts: Experts) -> None:
+        packed, grids = experts.packed, experts.grids
+        experts.grids = (None, None)
+        packed.gate_up = self._round_stack(packed.gate_up, grids[0])
+        packed.down = self._round_stack(packed.down, grids[1])
+
+    def _round_stack(self, stack: PackedStack, grids: Sequence[Grid] | None) -> PackedStack:
+        bits = grids[0].bits if grids else self._bits
+        rounded = None if bits is None else quantize_stack(stack, bits, grids)
+        stack = rounded or stack
+        self._count(stack.data, stack.first, len(stack))
+        return stack
+
+    def _count(self, data: torch.Tensor, packed: native.Packed, number: int) -> None:
+        """Count matrices like `packed`, all of which are in `data`."""
+        weights = number * packed.in_features * packed.out_features
+        if isinstance(packed, native.PackedIntegers):
+            self.num_rounded += number
+            self._rounded_weights += weights
         else:
-            linear.packed = packed
-            self.num_rounded += 1
-            self._rounded_weights += linear.in_features * linear.out_features
-        self.num_bytes += linear.packed.data.nbytes
+            self.num_kept += number
+            self._kept_weights += weights
+        self.num_bytes += data.nbytes
 
 
 def check_quantization(
@@ -96,13 +118,4 @@ def check_quantization(
     if config.attention_backend == "torch" or linear_kind(LinearSpec(device.type, dtype)) != "native":
         raise ConfigError(
             f"{setting} needs the compiled kernels and a CPU with AVX2, and `attention_backend: auto`; remove it"
-        )
-
-
-def check_experts(model: PreTrainedModel, quantization: Quantization | None) -> None:
-    """Reject a mixture of experts, most of whose weights would keep 16 bits. Raises ConfigError."""
-    if quantization and any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
-        raise ConfigError(
-            f"`quantization: {quantization}` is set, but {type(model).__name__} is a mixture of experts, whose weights "
-            "keep 16 bits in this engine; remove it"
         )

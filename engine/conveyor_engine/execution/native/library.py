@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 15
+_ABI_VERSION = 16
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 SCALE_DTYPES = DTYPES | {torch.float16: 2, torch.int8: 3}
@@ -102,9 +102,9 @@ class SiluMul(ctypes.Structure):
 
 class Experts(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "gate_up", "down", "chosen", "shares", "y")),
-        *((name, _I64) for name in ("tokens", "hidden", "size", "experts", "per_token", "gate_up_bytes", "down_bytes")),
-        ("dtype", _I32),
+        *((name, _P) for name in ("x", "chosen", "shares", "y")),
+        *((name, _I64) for name in ("tokens", "experts", "per_token", "gate_up_bytes", "down_bytes")),
+        *(("gate_up", Linear), ("down", Linear)),
     )
 
 

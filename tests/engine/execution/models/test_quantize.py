@@ -9,16 +9,18 @@ import torch
 from peft import PeftModel
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.execution.models.test_formats import prepare, restore
-from tests.engine.execution.models.test_quantized import DECLARED, declare
+from tests.engine.execution.models.test_quantized import DECLARED, declare, to_int8
 from tests.engine.execution.models.test_quantized import quantize as quantize_files
 from tests.engine.lora import save_adapter
 from tests.engine.references import Reference, answers
+from tests.engine.tiny_models import save_tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
+from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.loader import load_config, load_model
@@ -54,14 +56,16 @@ def rounded(family: str, quantization: Any, **changes: Any) -> tuple[PreTrainedM
     return model, quantizer
 
 
-def make_reference(ours: PreTrainedModel, family: str) -> PreTrainedModel:
+def make_reference(ours: PreTrainedModel, family: str, **changes: Any) -> PreTrainedModel:
     """Return transformers' model with the numbers that our weights stand for, and rows rounded as the kernels do."""
-    plain = make_model(family, initializer_range=0.06)
+    plain = make_model(family, initializer_range=0.06, **changes)
     for path, module in ours.named_modules():
         if isinstance(module, Attention | GatedMlp):
             names = ("q_proj", "k_proj", "v_proj") if isinstance(module, Attention) else ("gate_proj", "up_proj")
             merged = module.qkv_proj if isinstance(module, Attention) else module.gate_up_proj
             _give([plain.get_submodule(f"{path}.{name}") for name in names], merged)
+        elif isinstance(module, Experts):
+            plain.get_submodule(path).forward = partial(_compute_experts, module)  # type: ignore[method-assign]
         elif isinstance(module, NativeLinear) and path.rpartition(".")[2] in ("o_proj", "down_proj", "lm_head"):
             _give([plain.get_submodule(path)], module)
     return plain
@@ -79,6 +83,21 @@ def _round_rows(group: int, _: nn.Module, inputs: tuple[torch.Tensor]) -> torch.
     return ((grouped / steps).nan_to_num().round() * steps).flatten(-2)
 
 
+def _compute_experts(ours: Experts, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    for expert in range(len(ours.packed.down)):
+        gate_up, down = ours.packed.gate_up[expert], ours.packed.down[expert]
+        gate, up = _multiply(x, gate_up).chunk(2, dim=-1)
+        share = (shares * (chosen == expert)).sum(dim=-1, keepdim=True)
+        total += share * _multiply(nn.functional.silu(gate) * up, down)
+    return total
+
+
+def _multiply(x: torch.Tensor, weight: native.Packed) -> torch.Tensor:
+    assert isinstance(weight, native.PackedIntegers)
+    return _round_rows(weight.group, nn.Identity(), (x,)) @ native.unpack_integers(weight).t()
+
+
 @QUANTIZATIONS
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral"])
 def test_a_rounded_model_computes_what_transformers_computes_with_the_rounded_weights(
@@ -88,6 +107,20 @@ def test_a_rounded_model_computes_what_transformers_computes_with_the_rounded_we
     assert (quantizer.num_rounded, quantizer.num_kept) == (9, 0)
     assert all(type(layer) is NativeDecoderLayer for layer in ours.model.layers)
     expected, original = logits_of(make_reference(ours, family)), logits_of(make_model(family, initializer_range=0.06))
+    assert_same(logits_of(ours), expected)
+    error = (expected - original).norm() / original.norm()
+    assert 0.005 < error < (0.04 if quantization == "int8" else 0.4)
+
+
+@QUANTIZATIONS
+def test_a_mixture_computes_what_transformers_computes_with_the_rounded_experts(quantization: str) -> None:
+    """The router keeps its bits, so each token's experts are those of the original."""
+    one_layer = {"num_hidden_layers": 1}  # a second one spreads to all tokens what rounds to a neighbour
+    ours, quantizer = rounded("Mixtral", quantization, **one_layer)
+    assert (quantizer.num_rounded, quantizer.num_kept) == (2 + 2 * 8 + 1, 0)
+    quantizer.check_share()
+    expected = logits_of(make_reference(ours, "Mixtral", **one_layer))
+    original = logits_of(make_model("Mixtral", initializer_range=0.06, **one_layer))
     assert_same(logits_of(ours), expected)
     error = (expected - original).norm() / original.norm()
     assert 0.005 < error < (0.04 if quantization == "int8" else 0.4)
@@ -171,6 +204,46 @@ def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None
     assert torch.equal(native.unpack_integers(kept[-1].packed), plain.get_output_embeddings().weight)
 
 
+def to_int4(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Store a weight as compressed-tensors' `pack-quantized` does, with groups of 32."""
+    grid = choose_grid(weight, 4, 32)
+    words = grid.round(weight).view(len(weight), -1, 8).long() << torch.arange(0, 32, 4)
+    return {
+        f"{layer}.weight_packed": words.sum(dim=2).to(torch.int32),  # of 32 bits, the upper half becomes negative
+        f"{layer}.weight_scale": grid.scales,
+        f"{layer}.weight_shape": torch.tensor(weight.shape),
+    }
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("change", [to_int8, to_int4])
+def test_stored_numbers_of_experts_are_kept_as_they_are(tmp_path: Path, kind: str, change: Any) -> None:
+    """The two families name an expert's matrices differently."""
+    save_tiny_model(kind, tmp_path, hidden_size=64)
+    quantize_files(tmp_path, lambda layer, weight: (change if "experts" in layer else keep)(layer, weight))
+    declare(tmp_path, DECLARED["INT8"][1])
+    dtypes = (torch.bfloat16, torch.float32)
+    loaded, plain = (
+        load_model(str(tmp_path), load_config(str(tmp_path)), each, torch.device("cpu")) for each in dtypes
+    )
+    quantizer = Quantizer(loaded, None)
+    fuse_model(loaded, after=quantizer)
+    assert quantizer.num_rounded == 3 * 4 * 2
+    for path, experts in loaded.named_modules():
+        if isinstance(experts, Experts):
+            original = plain.get_submodule(path)
+            for stack, stored in (
+                (experts.packed.gate_up, original.gate_up_proj),
+                (experts.packed.down, original.down_proj),
+            ):
+                kept = [native.unpack_integers(stack[number]) for number in range(len(stack))]  # type: ignore[arg-type]
+                assert torch.equal(torch.stack(kept), stored)
+
+
+def keep(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {f"{layer}.weight": weight}
+
+
 def test_weights_off_the_grid_keep_16_bits() -> None:
     """The rank of a divided layer has a share of its weights."""
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
@@ -185,9 +258,17 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference("qwen3", directory, hidden_size=64)
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    directory: Path = tmp_path_factory.mktemp("mixture")
+    return Reference("qwen3_moe", directory, hidden_size=64)
+
+
 @QUANTIZATIONS
-def test_an_engine_serves_a_rounded_model(reference: Reference, quantization: str) -> None:
+@pytest.mark.parametrize("model", ["reference", "mixture"])
+def test_an_engine_serves_a_rounded_model(model: str, quantization: str, request: pytest.FixtureRequest) -> None:
     """Answers do not depend on the batch, because rows are rounded and multiplied each by itself."""
+    reference: Reference = request.getfixturevalue(model)
     whole = answers(reference.make_core(attention_backend="native", quantization=quantization), reference.prompts)
     alone = reference.make_core(attention_backend="native", quantization=quantization, max_num_seqs=1)
     assert answers(alone, reference.prompts) == whole
@@ -217,6 +298,6 @@ def test_what_cannot_be_rounded_is_refused_by_name(reference: Reference, tmp_pat
     other_layers = Reference("gpt2", tmp_path / "gpt2", hidden_size=64)
     with pytest.raises(ConfigError, match=r"only 8 % of the weights of GPT2LMHeadModel are in layers that this"):
         other_layers.make_core(attention_backend="native", quantization="int8")
-    experts = Reference("gpt_oss", tmp_path / "gpt_oss")
-    with pytest.raises(ConfigError, match="GptOssForCausalLM is a mixture of experts, whose weights keep 16 bits"):
+    experts = Reference("gpt_oss", tmp_path / "gpt_oss", hidden_size=64)
+    with pytest.raises(ConfigError, match=r"only 25 % of the weights of GptOssForCausalLM are in layers that this"):
         experts.make_core(attention_backend="native", quantization="int8")

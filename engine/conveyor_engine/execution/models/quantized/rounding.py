@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.native.experts import PackedStack
 
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
 SMALLEST_GROUP: Final = 16  # of blocks of GGUF files
@@ -135,11 +136,12 @@ def _spread_blocks(grid: Grid) -> Grid:
     return Grid(8, scales, None, minima, factors)
 
 
-def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
+def quantize(weight: native.Packed, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
     """Return a packed weight rounded to whole numbers; None if no size of groups fits.
 
     grid: the values that the weight has, but for bfloat16's rounding; None if it has others.
     """
+    assert isinstance(weight, native.PackedWeight)
     group = find_group(weight.in_features, bits) if grid is None else weight.in_features // grid.scales.shape[1]
     if group not in (*GROUPS, SMALLEST_GROUP) or (
         grid is not None and len(grid.scales) != weight.out_features
@@ -160,6 +162,20 @@ def quantize(weight: native.PackedWeight, bits: int, grid: Grid | None = None) -
             return None
         packed.fill(first, numbers, part.scales, *part.parts[1:])
     return packed
+
+
+def quantize_stack(stack: PackedStack, bits: int, grids: Sequence[Grid] | None = None) -> PackedStack | None:
+    """Return the matrices of experts rounded; None if one cannot be, or is not like the others."""
+    if grids is not None and len({grid.kind for grid in grids}) > 1:
+        return None
+    rounded: PackedStack | None = None
+    for number in range(len(stack)):
+        matrix = quantize(stack[number], bits, grids[number] if grids else None)
+        if matrix is None:
+            return None
+        rounded = rounded or PackedStack.allocate(matrix, len(stack))
+        rounded.data[number] = matrix.data
+    return rounded
 
 
 def _rows_of(grid: Grid, first: int, count: int) -> Grid:
