@@ -44,7 +44,8 @@ class Declared:
     method: the format's name in transformers, such as `fp8`. name: its names in the declaration, such as `awq 4 bits`.
     file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
     bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
-    block, if scales are for blocks.
+    block, if scales are for blocks. kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration
+    shows none.
     """
 
     method: str
@@ -55,6 +56,7 @@ class Declared:
     group_size: int = 0
     zero_offset: int = 0
     blocks: tuple[int | None, int | None] = (None, None)
+    kept_bits: int = 0
 
     @property
     def where(self) -> str:
@@ -107,6 +109,7 @@ def read_declared(directory: Path) -> Declared | None:
         group_size=_read_number(settings, "group_size"),
         zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
         blocks=_read_blocks(method, settings),
+        kept_bits=_find_kept_bits(method, settings),
     )
 
 
@@ -169,6 +172,23 @@ def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, 
     if isinstance(blocks, list) and len(blocks) == 2 and all(type(each) is int and each > 0 for each in blocks):
         return blocks[0], blocks[1]
     return (128, 128) if method == "modelopt" and settings.get("quant_algo") == "FP8_PB_WO" else (None, None)
+
+
+def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
+    """Return the bits of all numbers, if `execution.models.quantized.grids` knows them in groups like these."""
+    if method == "compressed-tensors":
+        groups = _object(settings, "config_groups")
+        kinds = [_object(_object(groups, name), "weights") for name in groups]
+        if any(each.get("type", "int") != "int" or each.get("actorder") == "group" for each in kinds):
+            return 0
+        found = {(each.get("num_bits"), each.get("group_size"), each.get("symmetric", True)) for each in kinds}
+    else:
+        found = {(settings.get("bits", 4), settings.get("group_size"), settings.get("sym", True))}
+    if method not in ("compressed-tensors", "awq", "gptq") or settings.get("desc_act") or len(found) != 1:
+        return 0
+    ((bits, group, is_symmetric),) = found
+    fits = group is None or (type(group) is int and (group < 0 or group % 32 == 0))
+    return bits if fits and (bits == 4 or (bits == 8 and method == "compressed-tensors" and is_symmetric)) else 0
 
 
 def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.classifiers import save_classifier
 from tests.engine.encoders import save_encoder
 from tests.engine.fetching.hubs import running_hub
@@ -13,6 +14,11 @@ from tests.engine.references import Reference
 from tests.engine.tiny_models import save_tiny_model
 
 from conveyor_engine.__main__ import main
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.quantize import Quantizer, count_bytes
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.preview.describe import describe
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
@@ -104,6 +110,54 @@ def test_a_rejected_model_is_named_with_the_way_out(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.startswith(
         "refused  BloomForCausalLM does not use transformers' attention interface"
     )
+
+
+@pytest.mark.skipif(native.why_missing() is not None or native.isa() == "generic", reason="needs the compiled kernels")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_rounded_weights_have_the_bytes_that_an_engine_keeps(tmp_path: Path, kind: str, is_tied: bool) -> None:
+    save_tiny_model(kind, tmp_path, hidden_size=64, vocab_size=256, tie_word_embeddings=is_tied)
+    for quantization, bits in (("int8", 8), ("int4", 4)):
+        config = load_config(str(tmp_path))
+        model = load_model(str(tmp_path), config, torch.bfloat16, torch.device("cpu"))
+        counted = count_bytes(model, bits)
+        quantizer = Quantizer(model, quantization)
+        fuse_model(model, after=quantizer)
+        if kind.startswith("gpt"):
+            assert counted is None
+            with pytest.raises(ConfigError):
+                quantizer.check_share()
+        else:
+            assert counted == quantizer.num_bytes + sum(each.nbytes for each in model.parameters())
+            quantizer.check_share()
+    if kind != "gpt2":  # its forward pass needs numbers
+        assert ("cpu" in lines_of(tmp_path)) == kind.startswith("qwen")
+
+
+KEPT = [
+    {"quant_method": "awq", "bits": 4, "group_size": 128},
+    {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": False},
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int", "symmetric": True}}},
+    },
+]
+RESTORED = [
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
+    {"quant_method": "gptq", "bits": 8, "group_size": 128},
+    {"quant_method": "awq", "bits": 4, "group_size": 16},
+    {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
+    {"quant_method": "fp8"},
+]
+
+
+@pytest.mark.parametrize("settings", [*KEPT, *RESTORED])
+def test_published_bits_are_counted_where_a_cpu_keeps_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+    save_tiny_model("llama", tmp_path, hidden_size=64)
+    change(tmp_path, quantization_config=settings)
+    line = lines_of(tmp_path).get("cpu")
+    assert (line is not None) == (settings in KEPT)
+    assert line is None or line.startswith(f"0.00 GB of weights: {settings['quant_method']}")
 
 
 def test_a_quantized_model_has_the_bytes_of_16_bits_and_those_of_its_files(tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.loader import load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.models.quantize import count_bytes
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
 from conveyor_engine.model_files import read_architectures
 from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
-from conveyor_engine.quantization import read_declared
+from conveyor_engine.quantization import Declared, read_declared
 from conveyor_engine.registry import find_task
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.step import NUM_AHEAD
@@ -36,6 +37,7 @@ from conveyor_protocol.families import FAMILIES, MEANINGS
 
 _DTYPE: Final = torch.bfloat16
 _REQUEST_TOKENS: Final = 4096
+_HEAD_BITS: Final = 16  # of published weights
 _META: Final = torch.device("meta")
 
 
@@ -67,10 +69,24 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     declared = read_declared(directory)
     restored = f", restored from {declared.name}" if declared is not None else ""
     yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
+    yield from _describe_rounded(built, task, declared)
     if task == "generate":
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
+
+
+def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None) -> Iterator[str]:
+    """Yield what the weights take on a CPU in fewer bits: in those of the files, or as `quantization` rounds them."""
+    if declared is not None:
+        kept = count_bytes(model, declared.kept_bits, _HEAD_BITS) if declared.kept_bits else None
+        if kept is not None:
+            yield f"cpu      {_gb(kept)} of weights: {declared.name} is kept"
+        return
+    found = {bits: count_bytes(model, bits) for bits in (8, 4)} if task == "generate" else {}
+    sizes = [f"{_gb(size)} with `quantization: INT{bits}`" for bits, size in found.items() if size is not None]
+    if sizes:
+        yield f"cpu      {', '.join(sizes)}"
 
 
 def _describe_family(config: PretrainedConfig, task: str) -> str:

@@ -34,22 +34,31 @@ class Experts(nn.Module):
         return self.packed.run(hidden_states, top_k_index, top_k_weights)
 
 
+def is_gated(experts: nn.Module) -> bool:
+    """Return whether these are experts with a gate and SiLU in two tensors, which may be on the device `meta`."""
+    weights = dict(experts.named_parameters(recurse=False))
+    if weights.keys() != _WEIGHTS or any(True for _ in experts.buffers()):
+        return False
+    gate_up, down = weights["gate_up_proj"], weights["down_proj"]
+    act, probe = getattr(experts, "act_fn", None), random(3, 64, like=torch.empty(0))
+    return (
+        gate_up.dim() == down.dim() == 3
+        and gate_up.shape == (len(down), 2 * down.shape[2], down.shape[1])
+        and callable(act)
+        and same(functional.silu(probe), act(probe))
+    )
+
+
 def experts_of(experts: nn.Module) -> Experts | None:
     """Return our module for experts with a gate and SiLU; None if the module is not such experts.
 
     Also returns None if the compiled kernels do not compute linear layers of this type here.
     """
-    weights = dict(experts.named_parameters(recurse=False))
-    if weights.keys() != _WEIGHTS or any(True for _ in experts.buffers()):
+    if not is_gated(experts):
         return None
-    gate_up, down = weights["gate_up_proj"].data, weights["down_proj"].data
-    is_gated = gate_up.dim() == down.dim() == 3 and gate_up.shape == (len(down), 2 * down.shape[2], down.shape[1])
-    if not is_gated or linear_kind(LinearSpec(down.device.type, down.dtype)) != "native":
+    gate_up, down = (experts.get_parameter(name).data for name in ("gate_up_proj", "down_proj"))
+    if linear_kind(LinearSpec(down.device.type, down.dtype)) != "native":
         return None
-    act = getattr(experts, "act_fn", None)
-    probe = random(3, 64, like=down)
-    if not callable(act) or not same(functional.silu(probe), act(probe)):
-        return None  # packing takes as much memory as the experts, so this is checked first
     ours = Experts(gate_up, down, getattr(experts, "grids", (None, None)))
     return ours if all(_computes_same(experts, ours, down, scale) for scale in _SCALES) else None
 

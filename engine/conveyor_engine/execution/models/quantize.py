@@ -15,16 +15,17 @@ from transformers import PreTrainedModel
 from conveyor_engine.config.engine_config import EngineConfig, Quantization
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.experts import Experts
+from conveyor_engine.execution.models.experts import Experts, is_gated
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear
-from conveyor_engine.execution.models.quantized.rounding import Grid, quantize, quantize_stack
+from conveyor_engine.execution.models.quantized.rounding import Grid, find_group, quantize, quantize_stack
 from conveyor_engine.execution.native.experts import PackedStack
 from conveyor_engine.quantization import Declared
 
 _BITS: Final[dict[Quantization, int]] = {"int8": 8, "int4": 4}
 _HEAD_BITS: Final = 8  # errors of logits are not averaged by a later layer
+_PLAIN_BITS: Final = 16
 _MIN_SHARE: Final = 0.5  # of the weights; a model of which less gets smaller is rejected
 
 
@@ -119,3 +120,29 @@ def check_quantization(
         raise ConfigError(
             f"{setting} needs the compiled kernels and a CPU with AVX2, and `attention_backend: auto`; remove it"
         )
+
+
+def count_bytes(model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS) -> int | None:
+    """Return the bytes of a model's weights if the layers that the kernels for CPUs compute have so many bits.
+
+    Returns None if most weights are in other layers, as `Quantizer.check_share` does. The model may be on `meta`.
+    """
+    embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
+    head, sizes = model.get_output_embeddings(), dict[nn.Parameter, float]()
+    for weight, part in _find_matrices(model).items():
+        wanted = head_bits if part is head else bits
+        group = find_group(weight.shape[-1], wanted) if wanted < _PLAIN_BITS else None
+        sizes[weight] = wanted + _PLAIN_BITS / group if group else _PLAIN_BITS  # a scale in 16 bits
+    others = {*model.parameters()} - (sizes.keys() - embeddings)  # a tied head is stored beside the embeddings
+    num_rounded = sum(each.numel() for each, size in sizes.items() if size < _PLAIN_BITS)
+    num_weights = sum(each.numel() for each in {*sizes, *(others - embeddings)} if each.dim() > 1)
+    if num_rounded < _MIN_SHARE * num_weights:
+        return None
+    num_bits = sum(each.numel() * size for each, size in sizes.items()) + sum(map(torch.numel, others)) * _PLAIN_BITS
+    return round(num_bits / 8)
+
+
+def _find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
+    """Return the weights of layers that the kernels compute, with their layers."""
+    parts = [part for part in model.modules() if isinstance(part, nn.Linear) or is_gated(part)]
+    return {each: part for part in parts for each in part.parameters() if each.dim() > 1}
