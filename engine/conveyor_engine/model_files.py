@@ -20,7 +20,14 @@ EXPORTED_PROGRAM: Final = "model.pt2"  # written by torch.export.save
 PROGRAM_SETTINGS: Final = "model.json"  # settings of a model of the task `custom`
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 PIPELINE_INDEX: Final = "model_index.json"  # index of a diffusers pipeline; each part of the pipeline has a folder
-PIPELINE_FOLDERS: Final = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")  # the folders that the engine reads
+PIPELINE_WEIGHTS_INDEX: Final = "diffusion_pytorch_model.safetensors.index.json"  # in the folder of a part
+# The files of weights in the folders of a pipeline, without what follows in their names.
+PIPELINE_WEIGHTS: Final = {
+    "text_encoder": "model", "text_encoder_2": "model", "text_encoder_3": "model",
+    "transformer": "diffusion_pytorch_model", "unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model",
+}  # fmt: skip
+PIPELINE_TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")
+PIPELINE_FOLDERS: Final = ("scheduler", *PIPELINE_TOKENIZERS, *PIPELINE_WEIGHTS)  # the folders that the engine reads
 # A model has at least one of these files.
 MODEL_FILES: Final = ("config.json", EXPORTED_PROGRAM, PROGRAM_SETTINGS, PIPELINE_INDEX)
 # Files in which ModelOpt, AutoGPTQ and AutoAWQ described weights before config.json had `quantization_config`.
@@ -135,10 +142,16 @@ def _check_files(directory: Path) -> None:
             raise unreadable(path, error) from error
         if path.suffix == ".safetensors" and path.is_file():
             _check_weights(path)
-    names = read_weight_names(directory, WEIGHTS_INDEX) or ()
-    if absent := [name for name in names if not (directory / name).is_file()]:
+    for folder in list_folders(directory):
+        for index in (WEIGHTS_INDEX, PIPELINE_WEIGHTS_INDEX):
+            _check_index(folder, index)
+
+
+def _check_index(folder: Path, index: str) -> None:
+    names = read_weight_names(folder, index) or ()
+    if absent := [name for name in names if not (folder / name).is_file()]:
         raise ModelError(
-            f"{directory} is incomplete: {WEIGHTS_INDEX} names {absent[0]}, which is not there",
+            f"{folder} is incomplete: {index} names {absent[0]}, which is not there",
             reason=FailureReason.MODEL_UNREADABLE,
         )
 

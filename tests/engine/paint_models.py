@@ -1,8 +1,7 @@
-"""Tiny random pipelines in the layout of Stable Diffusion, and the pictures that diffusers makes with them."""
+"""Tiny random pipelines in the layout of Stable Diffusion 1 and 2, and the pictures that diffusers makes with them."""
 
 import json
 import warnings
-from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -10,14 +9,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.tasks.imagegenerate.execution.pipeline import SCHEDULERS
+from conveyor_engine.tasks.imagegenerate.execution.loading import SCHEDULERS
 from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, Size, read_facts
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
-from conveyor_engine.wire.request import EngineRequest
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from e2e.demo_model.train_paint import build_parts, build_tokenizer, save_pipeline
 
 SIDE: Final = 32
@@ -32,7 +31,7 @@ class Brief(NamedTuple):
     num_steps: int = 4
     guidance: float = 5.0
     size: Size = Size(SIDE, SIDE)
-    negative: str = ""
+    negative: str | None = None
     previews: tuple[int, ...] = ()
 
 
@@ -64,7 +63,7 @@ def save_paint_model(directory: Path, scheduler: str = "DDIMScheduler", **settin
 def open_pipeline(directory: Path) -> Any:
     diffusers_logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"diffusers\..*")
-    pipeline = StableDiffusionPipeline.from_pretrained(directory, low_cpu_mem_usage=False)
+    pipeline = DiffusionPipeline.from_pretrained(directory, low_cpu_mem_usage=False)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -91,14 +90,14 @@ def _tokenizer_of(directory: Path) -> Any:
 def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: float = 0.0) -> None:
     """What a worker makes of a body."""
     tokenizer = _tokenizer_of(directory)
-    negative = tokenizer.encode(brief.negative)[0] if brief.guidance > 1 else []
+    negative = [] if brief.negative is None else tokenizer.encode(brief.negative)[0]
     request = PaintRequest(
         size=brief.size,
         num_inference_steps=brief.num_steps,
         guidance_scale=brief.guidance,
         seed=brief.seed,
-        packed_tokens=array("I", tokenizer.encode(brief.prompt)[0]).tobytes(),
-        packed_negative=array("I", negative).tobytes(),
+        packed_tokens=tokenizer.encode(brief.prompt)[0],
+        packed_negative=negative,
         previews=brief.previews,
     )
     core.add_request(
@@ -115,6 +114,17 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
 
 def read_picture(payload: bytes, size: Size) -> Pixels:
     return np.frombuffer(payload, dtype=np.uint8).reshape(size.height, size.width, 3)
+
+
+def read_last(outputs: list[RequestOutput], brief: Brief) -> Pixels:
+    assert outputs[-1].finish_reason is FinishReason.STOP, outputs[-1].message
+    assert outputs[-1].payload is not None
+    return read_picture(outputs[-1].payload, brief.size)
+
+
+def distance(ours: list[Pixels], theirs: list[Pixels]) -> int:
+    """The largest difference of a colour, of 255."""
+    return max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(ours, theirs, strict=True))
 
 
 def change_json(path: Path, **changes: Any) -> None:

@@ -110,8 +110,7 @@ def draw_requests(core: EngineCore, rate: float, number: int) -> Iterator[Engine
             num_inference_steps=count_steps(core, index),
             guidance_scale=7.5,
             seed=index,
-            packed_tokens=array("I", [index % 80] * facts.num_context_tokens).tobytes(),
-            packed_negative=facts.empty_tokens,
+            packed_tokens=[array("I", [index % 80] * (len(each) // 4)).tobytes() for each in facts.empty_tokens],
         )
         yield EngineRequest(
             request_id=str(index),

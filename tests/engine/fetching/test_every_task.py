@@ -1,6 +1,7 @@
 """Tests that an engine starts with what `fetch` downloads from a hub, for each kind of model."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.engine.dual_models import save_dual_model
 from tests.engine.encoders import write_served_encoder
 from tests.engine.fetching.hubs import Fetch, running_hub
 from tests.engine.image_models import save_image_model
+from tests.engine.paint_layouts import PIPELINES, save_layout
 from tests.engine.paint_models import save_paint_model
 from tests.engine.processes import EngineServer
 from tests.engine.speech_models import save_speech_model
@@ -27,7 +29,7 @@ SAVED: dict[str, tuple[Callable[[Path], object], ...]] = {
     "rerank": (lambda to: write_served_classifier("bert", to),),
     "classify": (_write_labels,),
     "imageclassify": (lambda to: save_image_model("vit", to),),
-    "imagegenerate": (save_paint_model,),
+    "imagegenerate": (save_paint_model, *(partial(save_layout, layout=layout) for layout in PIPELINES)),
     "transcribe": (save_speech_model,),
 }
 OF_TEXT = ("generate", "rerank", "classify")  # test_fetch.py has their files; here they are for the night

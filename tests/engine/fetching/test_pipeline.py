@@ -14,9 +14,14 @@ from conveyor_engine.fetching import bucket
 from conveyor_engine.fetching import hub as hub_module
 from conveyor_engine.fetching.fetch import MARKER, fetch
 from conveyor_engine.fetching.source import keep_known
+from conveyor_engine.model_files import check_files
 from e2e.hub.server import Hub
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
+PARTS = {
+    "text_encoder": ("config.json", "model.safetensors"),
+    "tokenizer": ("merges.txt", "special_tokens_map.json", "tokenizer_config.json", "vocab.json"),
+}
 WANTED = {
     "model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json", "text_encoder/model.safetensors",
     "tokenizer/merges.txt", "tokenizer/special_tokens_map.json", "tokenizer/tokenizer_config.json",
@@ -32,15 +37,32 @@ UNWANTED = (
 )  # fmt: skip
 
 
+# The further parts of a pipeline with a transformer and three text encoders, the last one in two files.
+FURTHER = {
+    *(f"{folder}_2/{name}" for folder, names in PARTS.items() for name in names),
+    *(f"text_encoder_3/model-0000{number}-of-00002.safetensors" for number in (1, 2)), "text_encoder_3/config.json",
+    "text_encoder_3/model.safetensors.index.json", "tokenizer_3/tokenizer.json", "tokenizer_3/tokenizer_config.json",
+    "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors",
+}  # fmt: skip
+FURTHER_UNWANTED = (
+    "text_encoder_3/model.fp16-00001-of-00002.safetensors", "text_encoder_3/model.safetensors.index.fp16.json",
+    "text_encoders/t5xxl_fp16.safetensors", "tokenizer_3/spiece.model", "text_encoder_2/model.fp16.safetensors",
+)  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def pipeline(root: Path) -> Path:
     """The repository `org/tiny`, which has the files of a published pipeline."""
     folder = root / "org/tiny"
     shutil.rmtree(folder)
-    for name in (*WANTED, *UNWANTED):
+    write(folder, *WANTED, *UNWANTED)
+    return folder
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps({"name": name}))
-    return folder
 
 
 @pytest.fixture(params=["hub", "bucket"])
@@ -81,6 +103,24 @@ def test_a_part_without_whole_weights_is_refused(fetch_from: Fetch, hub: Hub, pi
     with pytest.raises(ModelError, match=rf"has no {UNET}, .*; unet has .*\.fp16\.safetensors") as caught:
         fetch_from(hub.url, "hf://org/tiny", target)
     assert caught.value.reason == "UnsupportedModel"
+
+
+def test_further_text_encoders_a_transformer_and_weights_in_several_files_are_fetched(
+    fetch_from: Fetch, hub: Hub, pipeline: Path, target: Path
+) -> None:
+    shutil.rmtree(pipeline / "unet")
+    write(pipeline, *FURTHER, *FURTHER_UNWANTED)
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert files_of(target) == {name for name in WANTED if not name.startswith("unet/")} | FURTHER | {MARKER}
+
+
+def test_a_part_without_one_of_its_files_is_incomplete(pipeline: Path) -> None:
+    index = pipeline / "unet/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "diffusion_pytorch_model-00001-of-00001.safetensors"}}))
+    for path in pipeline.rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ModelError, match=r"unet is incomplete: .* names diffusion_pytorch_model-00001-of-00001"):
+        check_files(pipeline)
 
 
 def test_the_files_of_all_folders_count(

@@ -14,7 +14,6 @@ PICTURES_MAX = 10
 PROMPT_CHARACTERS_MAX = 32_000
 PREVIEWS_MAX = 3
 SEED_END = 2**63
-STEPS, GUIDANCE = 50, 7.5  # the defaults of diffusers' pipeline
 _SIDE_DIGITS = 5
 
 
@@ -51,10 +50,11 @@ class ImageGenerationRequest(ModelFields):
     """Width and height in pixels, such as `512x512`; default and `auto`: the model's own size."""
     seed: Annotated[int, Field(ge=0, lt=SEED_END), INTEGRAL] | None = None
     """Seed of the first picture. Each further picture's seed is one higher. The same seed gives the same picture."""
-    num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = STEPS
-    """Number of denoising steps for each picture."""
-    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = GUIDANCE
-    """How strongly the picture follows the prompt. A value up to 1 turns guidance off, which halves the cost."""
+    num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = None
+    """Number of denoising steps for each picture; default: that of diffusers' pipeline, such as 50."""
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
+    """How strongly the picture follows the prompt; default: that of diffusers' pipeline, such as 7.5. A value up to 1
+    turns guidance off, which halves the cost."""
     response_format: Annotated[
         Literal["b64_json"] | None,
         PlainValidator(_parse_format),

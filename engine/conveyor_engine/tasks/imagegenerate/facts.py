@@ -5,7 +5,6 @@ the result of a step with a preview is the preview. Both have three bytes (red, 
 The result of any other step is `GOES_ON`. If the latents are not finite, the result is empty.
 """
 
-from array import array
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -40,9 +39,10 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     size: Size  # the size of a picture if the request names none
     multiple: int  # each side must be a multiple of this number of pixels
     max_pixels: int  # limit on the pixels of a picture
-    num_context_tokens: int  # number of tokens of every prompt, padding included
-    empty_tokens: bytes  # the tokens of an empty prompt, uint32; used for the warm-up
+    empty_tokens: list[bytes]  # the tokens of an empty prompt for each text encoder, uint32; used for the warm-up
     nums_forwards: list[int]  # element i is the number of engine steps that i + 1 inference steps take
+    num_steps: int  # inference steps of a request that names no number
+    guidance: float  # guidance of a request that names none
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""
@@ -87,13 +87,14 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_inference_steps: int
     guidance_scale: float
     seed: int  # 64 bits
-    packed_tokens: bytes  # the tokens of the prompt, uint32, padded
-    packed_negative: bytes = b""  # the tokens of the negative prompt, uint32, padded; empty: without guidance
+    packed_tokens: list[bytes]  # the tokens of the prompt for each text encoder, uint32, padded
+    packed_negative: list[bytes] = []  # the same of the negative prompt; empty: the request has none
     previews: tuple[int, ...] = ()  # numbers of the engine steps, from 1 on, after which a preview is sent
 
     @property
     def has_guidance(self) -> bool:
-        return bool(self.packed_negative)
+        """Whether each step also computes the picture without the prompt, or with the negative one."""
+        return self.guidance_scale > 1
 
     @property
     def cost(self) -> int:
@@ -111,7 +112,3 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 def read_request(payload: bytes) -> PaintRequest:
     return msgspec.msgpack.decode(payload, type=PaintRequest)
-
-
-def read_tokens(packed: bytes) -> list[int]:
-    return array("I", packed).tolist()

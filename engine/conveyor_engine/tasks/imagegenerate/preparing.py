@@ -1,14 +1,13 @@
 """Builds an engine request for each picture that a body requests. Runs in worker processes."""
 
 import random
-from array import array
 from collections.abc import Mapping
 from typing import Final
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, parse_body
 from conveyor_engine.serving.preparing.prompts import RESULT_BYTES_MAX, PreparedPrompts, Prompt
-from conveyor_engine.tasks.imagegenerate.bodies import GUIDANCE, SEED_END, STEPS, ImageGenerationRequest
+from conveyor_engine.tasks.imagegenerate.bodies import SEED_END, ImageGenerationRequest
 from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, read_facts
 from conveyor_engine.wire.worker import Job
 
@@ -29,13 +28,14 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
     if 3 * number * size.num_pixels > RESULT_BYTES_MAX:
         most = RESULT_BYTES_MAX // (3 * size.num_pixels)
         raise InvalidRequest(f"n is {number}, but an answer has at most {most} pictures of {size}", param="n")
-    num_steps = fields.num_inference_steps or STEPS
+    num_steps = fields.num_inference_steps or facts.num_steps
     if num_steps > len(facts.nums_forwards):
         message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
         raise InvalidRequest(message, param="num_inference_steps")
-    guidance = GUIDANCE if fields.guidance_scale is None else fields.guidance_scale
+    guidance = facts.guidance if fields.guidance_scale is None else fields.guidance_scale
     tokens, num_tokens = model.reader.encode(fields.prompt)
-    negative, num_negative = model.reader.encode(fields.negative_prompt or "") if guidance > 1 else ([], 0)
+    has_negative = guidance > 1 and fields.negative_prompt is not None
+    negative, num_negative = model.reader.encode(fields.negative_prompt) if has_negative else ([], 0)
     first_seed = random.getrandbits(62) if fields.seed is None else fields.seed
     seeds = [first_seed + index for index in range(number)]
     if seeds[-1] >= SEED_END:
@@ -48,8 +48,8 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
             num_inference_steps=num_steps,
             guidance_scale=guidance,
             seed=seed,
-            packed_tokens=array("I", tokens).tobytes(),
-            packed_negative=array("I", negative).tobytes(),
+            packed_tokens=tokens,
+            packed_negative=negative,
             previews=_find_previews(fields.partial_images or 0, num_forwards),
         )
         for seed in seeds

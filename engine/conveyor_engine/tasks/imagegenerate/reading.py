@@ -1,11 +1,13 @@
-"""Loads the model's tokenizer for prompts, which the workers share. Does not import torch."""
+"""Loads the model's tokenizers for prompts, which the workers share. Does not import torch."""
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
+from conveyor_engine.tasks.imagegenerate.layouts import Encoder, read_layout
 
 CONTEXT_MAX: Final = 4096  # limit on the tokens of a prompt; CLIP has 77
 _ERRORS: Final = (
@@ -15,24 +17,33 @@ _ERRORS: Final = (
 
 
 class PromptTokenizer:
-    """Pads and cuts prompts as diffusers' pipeline does."""
+    """Pads and cuts prompts as diffusers' pipeline does, for each text encoder of the model."""
 
-    def __init__(self, tokenizer: Any, num_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self.num_tokens = num_tokens
+    def __init__(self, tokenizers: Sequence[tuple[Any, int]]) -> None:
+        """tokenizers: each with the number of tokens of its prompts."""
+        self._tokenizers = tokenizers
 
-    def encode(self, text: str) -> tuple[list[int], int]:
-        """Return `num_tokens` tokens, and how many of them are not padding."""
-        encoded = self._tokenizer(text, padding="max_length", max_length=self.num_tokens, truncation=True)
-        return list(encoded["input_ids"]), sum(encoded["attention_mask"])
+    def encode(self, text: str) -> tuple[list[bytes], int]:
+        """Return the tokens for each text encoder (uint32, padded), and the most that are not padding."""
+        packed, numbers = [], []
+        for tokenizer, num_tokens in self._tokenizers:
+            encoded = tokenizer(text, padding="max_length", max_length=num_tokens, truncation=True)
+            packed.append(array("I", encoded["input_ids"]).tobytes())
+            numbers.append(sum(encoded["attention_mask"]))
+        return packed, max(numbers)
 
 
 def load_tokenizer(directory: Path) -> PromptTokenizer:
-    """Load the tokenizer, and check that it pads prompts to its length. Raises ModelError."""
+    """Load the tokenizers, and check that they pad prompts to their length. Raises ModelError."""
+    return PromptTokenizer([_load(directory, encoder) for encoder in read_layout(directory).encoders])
+
+
+def _load(directory: Path, encoder: Encoder) -> tuple[Any, int]:
+    """Return the tokenizer of a text encoder, and the number of tokens of its prompts."""
     from transformers import CLIPTokenizer
 
-    folder = directory / "tokenizer"
-    positions = read_object(directory / "text_encoder" / "config.json").get("max_position_embeddings", 77)
+    folder = directory / encoder.tokenizer
+    positions = read_object(directory / encoder.folder / "config.json").get("max_position_embeddings", 77)
     try:
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         num_tokens = int(tokenizer.model_max_length)
@@ -41,13 +52,12 @@ def load_tokenizer(directory: Path) -> PromptTokenizer:
                 f"the tokenizer in {folder} makes prompts of {str(num_tokens)[:40]} tokens, but the text encoder has "
                 f"{str(positions)[:40]} positions"
             )
-        made = PromptTokenizer(tokenizer, num_tokens)
-        if len(made.encode("")[0]) != num_tokens:
+        if len(tokenizer("", padding="max_length", max_length=num_tokens, truncation=True)["input_ids"]) != num_tokens:
             raise ModelError(f"the tokenizer in {folder} does not pad prompts")
     except _ERRORS as error:
         text = " ".join(str(error).split())[:500]
         raise ModelError(f"the tokenizer in {folder} cannot be used: {type(error).__name__}: {text}") from error
-    return made
+    return tokenizer, num_tokens
 
 
 TASK: Final[Callable[[Path], PromptTokenizer]] = load_tokenizer

@@ -36,7 +36,6 @@ class ImageGenerate(OneStep):
             guidance_scale=7.5,
             seed=number,
             packed_tokens=facts.empty_tokens,
-            packed_negative=facts.empty_tokens,
         )
         return EngineRequest(
             request_id=str(number),

@@ -73,6 +73,11 @@ def test_without_a_seed_pictures_differ_and_can_be_made_again(served: Served) ->
     assert served.post(seed=first["seed"])["data"][0]["b64_json"] == first["b64_json"]
 
 
+def test_a_request_without_steps_and_guidance_has_those_of_the_pipeline(served: Served) -> None:
+    (picture,) = served.post(num_inference_steps=None, guidance_scale=None)["data"]
+    assert_same(read(picture["b64_json"]), served.expect(num_steps=50, guidance=7.5))
+
+
 def test_pictures_of_several_clients_share_steps(served: Served) -> None:
     steps = served.server.metric("conveyor_engine_steps_total")
     with ThreadPoolExecutor(4) as clients:

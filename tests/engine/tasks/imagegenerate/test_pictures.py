@@ -15,8 +15,10 @@ from tests.engine.paint_models import (
     Pixels,
     add,
     change_json,
+    distance,
     open_pipeline,
     paint,
+    read_last,
     read_picture,
     save_paint_model,
 )
@@ -65,17 +67,6 @@ def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
     return outputs
 
 
-def read_last(outputs: list[RequestOutput], brief: Brief) -> Pixels:
-    assert outputs[-1].finish_reason is FinishReason.STOP, outputs[-1].message
-    assert outputs[-1].payload is not None
-    return read_picture(outputs[-1].payload, brief.size)
-
-
-def distance(ours: list[Pixels], theirs: list[Pixels]) -> int:
-    """The largest difference of a colour, of 255."""
-    return max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(ours, theirs, strict=True))
-
-
 @pytest.fixture(scope="module")
 def painter(tmp_path_factory: pytest.TempPathFactory) -> Painter:
     return Painter(tmp_path_factory.mktemp("painter"))
@@ -115,17 +106,17 @@ def test_pictures_join_and_leave_between_steps_and_share_a_forward_by_size(paint
 
 
 def count_rows(core: EngineCore) -> list[list[int]]:
-    """By step, the rows of each of the UNet's forwards."""
+    """By step, the rows of each of the denoiser's forwards."""
     runner = core.executor
     assert isinstance(runner, PaintRunner)
     steps: list[list[int]] = []
-    forward, begin = runner._parts.unet.forward, runner.begin
+    forward, begin = runner._family.parts.denoiser.forward, runner.begin
 
     def note(sample: torch.Tensor, *others: Any, **named: Any) -> Any:
         steps[-1].append(len(sample))
         return forward(sample, *others, **named)
 
-    runner._parts.unet.forward = note
+    runner._family.parts.denoiser.forward = note
     runner.begin = lambda plan: (steps.append([]), begin(plan))[1]  # type: ignore[method-assign]
     return steps
 
@@ -163,7 +154,7 @@ def test_previews_are_the_picture_so_far_and_held_back_by_no_one_but_static(pain
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("where", ["unet", "vae"])
+@pytest.mark.parametrize("where", ["denoiser", "vae"])
 def test_a_step_that_fails_once_is_run_again_and_changes_no_picture(
     painter: Painter, where: str, overlap: bool
 ) -> None:
@@ -172,8 +163,8 @@ def test_a_step_that_fails_once_is_run_again_and_changes_no_picture(
     )
     runner = core.executor
     assert isinstance(runner, PaintRunner)
-    part = getattr(runner._parts, where)
-    name = "forward" if where == "unet" else "decode"
+    part = getattr(runner._family.parts, where)
+    name = "forward" if where == "denoiser" else "decode"
     original, calls = getattr(part, name), [0]
 
     def fail_at_times(*arguments: Any, **named: Any) -> Any:

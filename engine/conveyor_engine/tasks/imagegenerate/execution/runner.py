@@ -1,9 +1,9 @@
 """Runs the engine's plans on a model that generates pictures. A step computes one denoising step for each row.
 
-A row is one picture: its latents, the hidden states of its prompt, and its own diffusers scheduler with its timesteps.
-Rows of one size share a forward pass of the UNet, even at different timesteps. A row with guidance counts twice in that
-pass. After a row's last step, and for a preview, the VAE decodes the latents. If a failed step is run again, it skips
-the rows that are already done, so each row runs each of its timesteps once.
+A row is one picture: its latents, what the model reads of its prompt, and its own diffusers scheduler with its
+timesteps. Rows of one size share a forward pass of the UNet or transformer, even at different timesteps. A row with
+guidance counts twice in that pass. After a row's last step, and for a preview, the VAE decodes the latents. If a failed
+step is run again, it skips the rows that are already done, so each row runs each of its timesteps once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,9 @@ from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import Progress
 from conveyor_engine.execution.transfer import HostCopy, to_device
-from conveyor_engine.tasks.imagegenerate.execution.pipeline import Parts, load_parts, read_text_config
+from conveyor_engine.tasks.imagegenerate.execution.checking import read_text_config
+from conveyor_engine.tasks.imagegenerate.execution.families.family import Family, Inputs, Prompts
+from conveyor_engine.tasks.imagegenerate.execution.loading import load_family
 from conveyor_engine.tasks.imagegenerate.facts import (
     GOES_ON,
     PaintFacts,
@@ -32,7 +34,6 @@ from conveyor_engine.tasks.imagegenerate.facts import (
     Size,
     find_max_pixels,
     read_request,
-    read_tokens,
 )
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan, StepResult
@@ -47,7 +48,7 @@ class Row:
 
     payload: bytes
     request: PaintRequest
-    hidden: torch.Tensor  # (1, tokens, width); with guidance (2, tokens, width): negative prompt, then prompt
+    prompts: Prompts  # the prompt; with guidance the negative prompt, then the prompt
     scheduler: Any
     latents: torch.Tensor  # (1, channels, height, width)
     num_done: int = 0  # number of timesteps that are done
@@ -73,11 +74,11 @@ class PaintRunner(Runner):
         self._dtype = machine.choose_dtype(config.dtype, self.device, read_text_config(directory))
         about = f"device={self.device} dtype={dtype_name(self._dtype)} task=imagegenerate"
         progress(f"event=model_loading path={directory} {about}")
-        self._parts = load_parts(directory, self._dtype, self.device)
+        self._family = load_family(directory, self._dtype, self.device)
         self._rows: dict[int, Row] = {}
-        self.facts = _describe(config, self._parts, self.device, self._dtype)
-        scheduler = type(self._parts.scheduler).__name__
-        progress(f"event=model_loaded size={self._parts.size} scheduler={scheduler} safety_checker=none")
+        self.facts = _describe(config, self._family, self.device, self._dtype)
+        scheduler = type(self._family.parts.scheduler).__name__
+        progress(f"event=model_loaded size={self._family.size} scheduler={scheduler} safety_checker=none")
         self._try_smallest()
         if self.device.type == "cuda":
             self._measure(progress)
@@ -126,45 +127,51 @@ class PaintRunner(Runner):
         if not new:
             return
         requests = [read_request(payload) for payload in new.values()]
-        hidden = iter(self._read_prompts(requests))
+        prompts = self._read_prompts(requests)
         for (row, payload), request in zip(new.items(), requests, strict=True):
-            self._rows[row] = self._make_row(payload, request, next(hidden))
+            self._rows[row] = self._make_row(payload, request, next(prompts))
 
-    def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[torch.Tensor]:
-        """Yield each request's hidden states, (1, tokens, width) or with guidance (2, tokens, width).
+    def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[Prompts]:
+        """Yield what the model reads of each request's prompt; with guidance of the negative prompt, then the prompt.
 
-        The text encoder computes all of them in one forward pass.
+        Each text encoder computes all prompts in one forward pass.
         """
-        packed = [
-            tokens for request in requests for tokens in (request.packed_negative, request.packed_tokens) if tokens
+        empty, packed, zeroed = self._family.parts.empty_tokens, [], []
+        for request in requests:
+            negative = [request.packed_negative or empty] if request.has_guidance else []
+            zeroed += [self._family.zeroes_empty and not request.packed_negative] * len(negative) + [False]
+            packed += [*negative, request.packed_tokens]
+        tokens = [
+            to_device(np.array([np.frombuffer(each, dtype=np.uint32) for each in column], dtype=np.int64), self.device)
+            for column in zip(*packed, strict=True)
         ]
-        tokens = np.array([read_tokens(each) for each in packed], dtype=np.int64)
-        hidden = self._parts.text_encoder(to_device(tokens, self.device), attention_mask=None)[0]
+        kept = ~to_device(np.array(zeroed), self.device)
+        read = (each.to(self._dtype) for each in self._family.read_prompts(tokens))
+        hidden, pooled = (torch.where(kept.view(-1, *[1] * (each.dim() - 1)), each, 0) for each in read)
         sizes = [2 if request.has_guidance else 1 for request in requests]
-        return iter(hidden.to(self._dtype).split(sizes))
+        return map(Prompts, torch.split(hidden, sizes), torch.split(pooled, sizes))
 
-    def _make_row(self, payload: bytes, request: PaintRequest, hidden: torch.Tensor) -> Row:
+    def _make_row(self, payload: bytes, request: PaintRequest, prompts: Prompts) -> Row:
         """Create a row with random latents from the request's seed."""
-        scheduler, factor = self._parts.copy_scheduler(request.num_inference_steps), self._parts.factor
-        shape = 1, self._parts.unet.config.in_channels, request.size.height // factor, request.size.width // factor
+        family, (width, height) = self._family, request.size
+        scheduler = family.copy_scheduler(request.num_inference_steps, request.size)
+        shape = 1, family.parts.vae.config.latent_channels, height // family.factor, width // family.factor
         generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
         noise = torch.randn(shape, generator=generator, dtype=self._dtype) * scheduler.init_noise_sigma
         latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
-        return Row(payload, request, hidden, scheduler, latents)
+        return Row(payload, request, prompts, scheduler, latents)
 
     def _denoise(self, rows: Sequence[Row]) -> None:
         """Run the next timestep of each of these pictures. All have the same size."""
-        counts = [len(row.hidden) for row in rows]
+        counts = [len(row.prompts.hidden) for row in rows]
         inputs = [row.scheduler.scale_model_input(row.latents, row.timestep) for row in rows]
         sample = torch.cat([each.expand(count, -1, -1, -1) for each, count in zip(inputs, counts, strict=True)])
         timesteps = np.repeat([float(row.timestep) for row in rows], counts).astype(np.float32)
-        predicted = self._parts.unet(
-            sample,
-            to_device(timesteps, self.device),
-            encoder_hidden_states=torch.cat([row.hidden for row in rows]),
-            return_dict=False,
-        )[0]
-        for row, noise in zip(rows, predicted.split(counts), strict=True):
+        prompts = Prompts(*map(torch.cat, zip(*(row.prompts for row in rows), strict=True)))
+        predicted = self._family.predict(
+            Inputs(sample, to_device(timesteps, self.device), prompts, rows[0].request.size)
+        )
+        for row, noise in zip(rows, torch.split(predicted, counts), strict=True):
             if row.request.has_guidance:
                 without, with_prompt = noise.chunk(2)
                 noise = without + row.request.guidance_scale * (with_prompt - without)
@@ -177,24 +184,24 @@ class PaintRunner(Runner):
         The VAE needs much more memory than the UNet. So it decodes at most as many pixels at once as the largest
         picture has.
         """
-        number = max(1, find_max_pixels(self._parts.size) // rows[0].request.size.num_pixels)
+        number = max(1, find_max_pixels(self._family.size) // rows[0].request.size.num_pixels)
         return torch.cat([self._decode(rows[first : first + number]) for first in range(0, len(rows), number)])
 
     def _decode(self, rows: Sequence[Row]) -> torch.Tensor:
         latents = torch.cat([row.latents for row in rows])
-        pixels = self._parts.vae.decode(latents / self._parts.vae.config.scaling_factor, return_dict=False)[0]
+        pixels = self._family.decode(latents.to(self._family.parts.vae.dtype))
         pixels = (pixels * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float()
         made: torch.Tensor = (pixels * 255).round().to(torch.uint8).contiguous()
         return made
 
     def _try_smallest(self) -> None:
         """Make the smallest picture. Raises ModelError if the parts do not fit each other."""
-        smallest = self._build(Size(self._parts.multiple, self._parts.multiple))
+        smallest = self._build(Size(self._family.multiple, self._family.multiple))
         checks.run_once("the model cannot make a picture", lambda: self._run_alone([smallest]))
 
     def _measure(self, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
-        size, facts = self._parts.size, self.facts
+        size, facts = self._family.size, self.facts
         number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // (2 * size.num_pixels)))
         what, settings = f"{number} pictures of {size}", "`max_num_seqs` or `max_num_batched_tokens`"
         requests = [self._build(size)] * number
@@ -202,16 +209,14 @@ class PaintRunner(Runner):
         progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
 
     def _build(self, size: Size) -> PaintRequest:
-        packed = np.array(self._parts.empty_tokens, dtype=np.uint32).tobytes()
-        return PaintRequest(
-            size=size, num_inference_steps=1, guidance_scale=2.0, seed=0, packed_tokens=packed, packed_negative=packed
-        )
+        empty = self._family.parts.empty_tokens
+        return PaintRequest(size=size, num_inference_steps=1, guidance_scale=2.0, seed=0, packed_tokens=empty)
 
     def _run_alone(self, requests: Sequence[PaintRequest]) -> None:
         """Run the first step of these requests of one size, and decode their pictures. Existing rows are unaffected."""
         with torch.inference_mode():
-            hidden = self._read_prompts(requests)
-            rows = [self._make_row(b"", request, each) for request, each in zip(requests, hidden, strict=True)]
+            prompts = self._read_prompts(requests)
+            rows = [self._make_row(b"", request, each) for request, each in zip(requests, prompts, strict=True)]
             self._denoise(rows)
             self._draw(rows)
 
@@ -232,21 +237,22 @@ def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
     yield from groups.values()
 
 
-def _describe(config: EngineConfig, parts: Parts, device: torch.device, dtype: torch.dtype) -> ModelFacts:
-    own_cost = 2 * parts.size.num_pixels
+def _describe(config: EngineConfig, family: Family, device: torch.device, dtype: torch.dtype) -> ModelFacts:
+    own_cost = 2 * family.size.num_pixels
     budget = config.max_num_batched_tokens or min(MAX_TOKENS, _PICTURES[device.type] * own_cost)
     if budget < own_cost:
         raise ConfigError(
-            f"`max_num_batched_tokens` is {budget}, but a step of one picture of {parts.size} with guidance computes "
+            f"`max_num_batched_tokens` is {budget}, but a step of one picture of {family.size} with guidance computes "
             f"{own_cost} pixels; raise it"
         )
     facts = PaintFacts(
-        size=parts.size,
-        multiple=parts.multiple,
-        max_pixels=find_max_pixels(parts.size),
-        num_context_tokens=parts.num_context_tokens,
-        empty_tokens=np.array(parts.empty_tokens, dtype=np.uint32).tobytes(),
-        nums_forwards=parts.count_forwards(),
+        size=family.size,
+        multiple=family.multiple,
+        max_pixels=find_max_pixels(family.size),
+        empty_tokens=family.parts.empty_tokens,
+        nums_forwards=family.count_forwards(),
+        num_steps=family.layout.num_steps,
+        guidance=family.layout.guidance,
     )
     return ModelFacts(
         task="imagegenerate",

@@ -1,0 +1,97 @@
+"""The layouts of diffusers' pipelines that this task runs: their parts, and the defaults of requests. Pure.
+
+`model_index.json` names the class of the pipeline and of each part. The names are compared with those below, and never
+imported.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import PIPELINE_INDEX, read_object, read_pipeline_class
+
+CLIP: Final = "CLIPTextModel"
+PROJECTED_CLIP: Final = "CLIPTextModelWithProjection"
+_SAMPLERS: Final = ("DDIMScheduler", "EulerDiscreteScheduler", "PNDMScheduler", "DPMSolverMultistepScheduler")
+
+
+class Encoder(NamedTuple):
+    """A text encoder. Each has a tokenizer of its own."""
+
+    number: int  # from 1 on
+    kind: str  # the name of its class
+
+    @property
+    def folder(self) -> str:
+        return "text_encoder" if self.number == 1 else f"text_encoder_{self.number}"
+
+    @property
+    def tokenizer(self) -> str:
+        return self.folder.replace("text_encoder", "tokenizer")
+
+    @property
+    def tokenizers(self) -> tuple[str, ...]:
+        """The names of the classes that its tokenizer may have."""
+        return "CLIPTokenizer", "CLIPTokenizerFast"
+
+
+class Layout(NamedTuple):
+    """A kind of pipeline. The defaults of requests are those of diffusers."""
+
+    pipeline: str
+    encoders: tuple[Encoder, ...]
+    denoiser: tuple[str, str]  # its folder and its class
+    schedulers: tuple[str, ...]
+    num_steps: int
+    guidance: float
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the classes that each part may have, by folder."""
+        folder, kind = self.denoiser
+        encoders = {encoder.folder: (encoder.kind,) for encoder in self.encoders}
+        tokenizers = {encoder.tokenizer: encoder.tokenizers for encoder in self.encoders}
+        return encoders | tokenizers | {folder: (kind,), "vae": ("AutoencoderKL",), "scheduler": self.schedulers}
+
+
+def _number(*kinds: str) -> tuple[Encoder, ...]:
+    return tuple(Encoder(number, kind) for number, kind in enumerate(kinds, start=1))
+
+
+_UNET: Final = ("unet", "UNet2DConditionModel")
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    layout.pipeline: layout
+    for layout in (
+        Layout("StableDiffusionPipeline", _number(CLIP), _UNET, _SAMPLERS, 50, 7.5),
+        Layout("StableDiffusionXLPipeline", _number(CLIP, PROJECTED_CLIP), _UNET, _SAMPLERS, 50, 5.0),
+    )
+}
+
+
+def read_layout(directory: Path) -> Layout:
+    """Return the layout that model_index.json names.
+
+    Raises ModelError if the pipeline or one of its parts has a class that this engine does not run.
+    """
+    pipeline = read_pipeline_class(directory)
+    if pipeline not in LAYOUTS:
+        raise ModelError(f"the model is a {pipeline}; this engine makes pictures with {', '.join(LAYOUTS)} only")
+    layout, index = LAYOUTS[pipeline], read_object(directory / PIPELINE_INDEX)
+    for name, kinds in layout.classes.items():
+        if (found := _name_class(index.get(name))) not in kinds:
+            advice = ""
+            if name == "scheduler":
+                advice = f"; save the pipeline with another one (`{kinds[0]}.from_config(pipeline.scheduler.config)`)"
+            raise ModelError(f"the model's {name} is a {found}, but this engine runs only {' or '.join(kinds)}{advice}")
+    return layout
+
+
+def read_scheduler(directory: Path) -> str:
+    """Return the name of the scheduler's class in the model_index.json of a known layout."""
+    return _name_class(read_object(directory / PIPELINE_INDEX).get("scheduler"))
+
+
+def _name_class(entry: object) -> str:
+    """Return the class of an entry [library, class], or "nothing" if the entry has another form."""
+    return str(entry[1])[:100] if isinstance(entry, list) and len(entry) == 2 else "nothing"
