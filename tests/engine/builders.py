@@ -28,7 +28,7 @@ EOS = 2
 
 def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params: Any) -> EngineRequest:
     """Make a request. prompt: tokens, or their number; others: fields such as party and arrival_time."""
-    names = ("party", "arrival_time", "prompt_hashes", "cache_salt", "level", "deadline", "pictures")
+    names = ("party", "arrival_time", "prompt_hashes", "cache_salt", "level", "deadline", "pictures", "payload")
     own = {name: params.pop(name) for name in names if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)

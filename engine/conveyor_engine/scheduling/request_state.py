@@ -6,6 +6,7 @@
 import math
 import random
 from array import array
+from collections.abc import Collection
 from hashlib import blake2b
 
 from msgspec import msgpack
@@ -14,8 +15,9 @@ from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.window_blocks import WindowBlocks
 from conveyor_engine.text.detokenizer import Detokenizer
+from conveyor_engine.wire.pictures import PictureSpan
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from conveyor_engine.wire.step import RowSampling
+from conveyor_engine.wire.step import RowSampling, WantedPicture
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
 _NO_TOKENS = SamplingParams(max_tokens=0)
@@ -80,6 +82,7 @@ class RequestState:
         "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_encoded",
         "num_failed_tokens",
         "num_padding_tokens",
         "num_preemptions",
@@ -137,6 +140,7 @@ class RequestState:
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
+        self.num_encoded = 0  # its first pictures, whose features the executor has reported
         # Number of prompt tokens whose log probabilities are known; the first token never has one. If no log
         # probabilities of the prompt are requested, this is the prompt's length.
         self.num_scored_tokens = self.num_prompt_tokens if params.prompt_logprobs is None else 0
@@ -221,8 +225,26 @@ class RequestState:
     def rewind(self, num_computed_tokens: int) -> None:
         """Reset the request to this number of computed tokens. The results of open steps for it become invalid."""
         self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
-        self.num_awaited_tokens = 0
+        self.num_awaited_tokens = self.num_encoded = 0
         self.admission += 1
+
+    @property
+    def next_picture(self) -> PictureSpan | None:
+        """Return the first picture that has tokens to schedule and whose features are not reported yet."""
+        return next((each for each in self.pictures[self.num_encoded :] if each.end > self.num_scheduled_tokens), None)
+
+    @property
+    def wanted_picture(self) -> WantedPicture | None:
+        """Return the picture that its next token waits for; None if it waits for none."""
+        picture = self.next_picture
+        if picture is None or picture.start > self.num_scheduled_tokens:
+            return None
+        return WantedPicture(picture.digest, self.payload)
+
+    def note_encoded(self, digests: Collection[bytes]) -> None:
+        """Note the next picture if it is among those that are encoded."""
+        if (picture := self.next_picture) is not None and picture.digest in digests:
+            self.num_encoded = self.pictures.index(picture, self.num_encoded) + 1
 
     @property
     def num_live_tokens(self) -> int:

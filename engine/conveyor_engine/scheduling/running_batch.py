@@ -51,6 +51,7 @@ class RunningBatch:
         self._limits = limits
         self._max_num_seqs = facts.max_num_seqs
         self._has_states = facts.has_states
+        self._encodes_beside = policy.joins and facts.encodes_beside
         self._budget = TokenBudget(facts, limits, joins=policy.joins, whole_prompts=whole_prompts, packs=packs)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
@@ -90,6 +91,13 @@ class RunningBatch:
         """Return an empty step with the next number."""
         return Step(self._num_planned)
 
+    def want_pictures(self, step: Step) -> bool:
+        """Let the step encode the pictures that requests wait for, if any. Requests take turns after each picture."""
+        if self._encodes_beside:
+            waiting = sorted(self._rows_to_step(), key=lambda request: (request.level, request.num_encoded))
+            step.wanted_pictures += [wanted for each in waiting if (wanted := each.wanted_picture) is not None]
+        return bool(step.wanted_pictures)
+
     def start_step(self, step: Step) -> StepPlan:
         """Plan the step. It is open until `end_step`, `undo_step` or `halve_step` is called with its number."""
         self._num_planned += 1
@@ -100,8 +108,10 @@ class RunningBatch:
         """Return the planned step with this number."""
         return self._steps[number]
 
-    def end_step(self, number: int) -> Step:
-        """End a step that has been computed."""
+    def end_step(self, number: int, encoded: Collection[bytes] = ()) -> Step:
+        """End a step that has been computed. Requests go on that waited for the `encoded` pictures."""
+        for request in self.requests if encoded else ():
+            request.note_encoded(encoded)
         return self._steps.pop(number)
 
     def undo_step(self, number: int) -> tuple[list[RequestState], set[int]]:

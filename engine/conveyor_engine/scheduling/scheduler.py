@@ -222,7 +222,7 @@ class Scheduler:
         self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
         self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
         self._constrained.flush()
-        if step.num_tokens:
+        if self._batch.want_pictures(step) or step.num_tokens:
             return self._batch.start_step(step)
         if self._constrained.sleep():
             self._idle_until = now + MASK_POLL_SECONDS
@@ -320,7 +320,7 @@ class Scheduler:
 
     def update(self, result: StepResult) -> None:
         """Add the result of the oldest step to its requests, except to requests that have ended."""
-        step = self._batch.end_step(result.number)
+        step = self._batch.end_step(result.number, result.encoded)
         self._counters.count_step(step)
         self._task.update(self._outputs, step, result)
         if self._facts.has_states:
@@ -329,7 +329,7 @@ class Scheduler:
             self._preempt([work.request for work in step.work if work.sits_out])
         self._constrained.flush()
         self._counters.count_kv(self._batch.requests, self._facts.block_size, self._facts.kv_tables)
-        if self.on_step is not None:
+        if self.on_step is not None and step.work:
             self.on_step(step, len(self._batch.requests), len(self.waiting))
         self._release_batch()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.wire.step import AdmittedRow, StepPlan
+from conveyor_engine.wire.step import AdmittedRow, StepPlan, WantedPicture
 
 
 class Work(NamedTuple):
@@ -37,6 +37,7 @@ class Step:
     planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
     num_logits: int = 0
+    wanted_pictures: list[WantedPicture] = field(default_factory=list)  # to encode beside the step
     largest_tokens: int = 0  # the most tokens of one request
     num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
     work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order
@@ -80,6 +81,7 @@ class Step:
             num_tokens=[work.num_tokens for work in self.work],
             num_logits=[work.num_scored + work.num_logits for work in self.work],
             num_decodes=len(self.decodes),
+            wanted_pictures=self.wanted_pictures,
         )
         for work in self.work:
             work.request.num_scheduled_tokens += work.num_tokens

@@ -29,6 +29,7 @@ class TokenBudget:
         self._max_tokens = facts.max_num_batched_tokens
         self._whole_prompts, self._whole_images = whole_prompts, facts.whole_images
         self._packs = packs
+        self._waits_for_images = joins and facts.encodes_beside
         self._limits_long_prompts = joins and not whole_prompts
         self._long_prompt_tokens = max(1, int(self._max_tokens * LONG_PROMPT_SHARE))
         self._long_prompt_budget = 0  # the rest of this step's tokens for long prompts
@@ -78,6 +79,8 @@ class TokenBudget:
         if is_long := self._is_long(request):
             budget = max(0, min(budget, self._long_prompt_budget))
         num_tokens = min(num_tokens, budget)
+        if self._waits_for_images and (picture := request.next_picture) is not None:
+            num_tokens = min(num_tokens, max(0, picture.start - request.num_scheduled_tokens))
         if self._whole_images and num_tokens:
             num_tokens = self._end_outside_images(step, request, num_tokens)
         self._long_prompt_budget -= num_tokens * is_long

@@ -188,6 +188,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     no_images_because: str = NO_IMAGES
     # Whether a step computes all tokens of an image that are not computed, because they see each other.
     whole_images: bool = False
+    # Whether images are encoded beside steps, in parts, and requests wait for them: see `StepPlan.wanted_pictures`.
+    encodes_beside: bool = False
     kv_tables: KVTables = ONE_TABLE
 
 

@@ -61,6 +61,13 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
         return array("I", self.packed_token_ids)
 
 
+class WantedPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture for whose features a request waits."""
+
+    digest: bytes
+    payload: bytes  # of the request
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: first the changes since the last step, then the rows that take part, decodes first.
 
@@ -82,6 +89,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     num_decodes: int  # number of decodes: the first rows, which compute one token each
     # (row, index, blocks): the blocks of the windowed tables from this index on
     new_window_blocks: list[tuple[int, int, list[int]]] = []
+    # What to encode beside the step, a part of it in each step, first to last. The step may have no rows then.
+    wanted_pictures: list[WantedPicture] = []
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):
@@ -105,3 +114,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[list[int]]
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
     payloads: list[bytes] | None = None
+    encoded: list[bytes] = []  # digests of the wanted pictures that are encoded now

@@ -5,6 +5,7 @@ KV caches and the rows, and knows nothing about requests, queues or policies. If
 most steps. The other steps run eagerly.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,7 @@ from conveyor_engine.execution.states import step_bytes as bytes_of_states
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
+from conveyor_engine.tasks.generate.execution.slices import SlicedEncoder
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.request import ModelFacts, TokenLogprobs
 from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
@@ -118,8 +120,10 @@ class GenerateRunner(Runner):
             if self._adapters is not None:
                 self._adapted_graphs = self._make_graphs(capture, num_blocks, progress, None)
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
+        self._sliced: SlicedEncoder | None = None
         if self._sight is not None:
             self._sight.open()
+            self._sliced = SlicedEncoder(self._sight) if self.device.type == "cpu" else None
             if self._sight.sees_ahead:
                 self._run_ends(in_full_layers=self._sight.ahead is Ahead.EVERYWHERE)
         num_lost = sum(graphs.num_lost for graphs in made)
@@ -129,6 +133,7 @@ class GenerateRunner(Runner):
             image_place=self._sight and self._sight.place_id,
             no_images_because=blind_because,
             whole_images=self._sight is not None and self._sight.sees_ahead,
+            encodes_beside=self._sliced is not None,
         )
 
     def _run_ends(self, *, in_full_layers: bool) -> None:
@@ -246,6 +251,7 @@ class GenerateRunner(Runner):
 
         On a GPU it launches all of this and waits for nothing.
         """
+        began = time.perf_counter()
         with torch.inference_mode():
             self._rows.update(plan)
             for admitted in plan.admitted:
@@ -253,9 +259,20 @@ class GenerateRunner(Runner):
                 self._sampler.set_row(admitted.row, admitted.sampling)
                 if self._sight is not None:
                     self._rows.shift(admitted.row, self._sight.admit(admitted))
+            if not plan.rows:
+                return lambda _: partial(self._encode, plan, None, lambda: StepResult(plan.number, []))
             shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
             logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
-        return partial(self._sample, plan, logits, samples, found)
+        sample = partial(self._sample, plan, logits, samples, found)
+        return (lambda masks: partial(self._encode, plan, began, sample(masks))) if plan.wanted_pictures else sample
+
+    def _encode(self, plan: StepPlan, began: float | None, read: Callable[[], StepResult]) -> StepResult:
+        """Read the step's result, then encode wanted pictures for a share of the step's time."""
+        assert self._sliced is not None
+        result = read()
+        step_seconds = None if began is None else time.perf_counter() - began
+        encoded = self._sliced.encode(plan.wanted_pictures, step_seconds)
+        return msgspec.structs.replace(result, encoded=encoded)
 
     def _sample(
         self,

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from conveyor_engine.execution.attention.backend import Ends
 from conveyor_engine.execution.attention.interface import use_transformers_attention
 from conveyor_engine.execution.batch import Layout
+from conveyor_engine.execution.models.patches import replace_convolutions
 from conveyor_engine.execution.models.towers import Tower, put_back, take_towers
 from conveyor_engine.wire.pictures import Picture, PlacedPicture, decode_pictures
 from conveyor_engine.wire.step import AdmittedRow
@@ -78,6 +79,8 @@ class Sight:
     ) -> None:
         """Put the encoders into the model. place_id: the token whose embedding a feature replaces."""
         put_back(model, towers)
+        for tower in towers:
+            replace_convolutions(tower.part)
         self.model, self._base, self._towers = model, model.base_model, towers
         self.forward_inputs = inspect.signature(model.forward).parameters
         self.place_id, self._kept_bytes = place_id, kept_bytes
@@ -226,10 +229,14 @@ class Sight:
             kept = self._features.get(digest)
             if kept is not None:
                 self._features.move_to_end(digest)
-            found[digest] = kept or self._keep(digest, self.encode(placed.picture))
+            found[digest] = kept or self.keep(digest, self.encode(placed.picture))
         return found
 
-    def _keep(self, digest: bytes, features: Features) -> Features:
+    def has_kept(self, digest: bytes) -> bool:
+        """Return whether the features of this picture are kept."""
+        return digest in self._features
+
+    def keep(self, digest: bytes, features: Features) -> Features:
         """Keep the features, and drop the least recently used ones that exceed the bytes."""
         self._features[digest] = features
         self._num_bytes += _count_bytes(features)

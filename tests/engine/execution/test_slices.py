@@ -1,0 +1,140 @@
+"""Checks that images which are encoded in slices beside steps give the tokens of `generate`, and delay no others."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.execution.test_sight import QUICK, SeeingReference, add, answers, pytestmark  # noqa: F401
+from tests.engine.references import run, tokens_of
+from tests.engine.seeing_models import make_image
+
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution import slices
+from conveyor_engine.tasks.generate.execution.sight import Sight
+from conveyor_engine.wire.pictures import Picture, PictureSpan, PlacedPicture, encode_pictures
+from conveyor_engine.wire.request import FinishReason
+from conveyor_engine.wire.step import WantedPicture
+
+GetSeeing = Callable[[str], SeeingReference]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> GetSeeing:
+    made: dict[str, SeeingReference] = {}
+
+    def get(kind: str) -> SeeingReference:
+        return made.get(kind) or made.setdefault(kind, SeeingReference(kind, tmp_path_factory.mktemp(kind)))
+
+    return get
+
+
+@pytest.fixture
+def _thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each slice one function of torch, and encode nothing beside rows."""
+    monkeypatch.setattr(slices, "SHARE", 1e-9)
+    monkeypatch.setattr(slices, "_ALONE_SECONDS", 1e-9)
+
+
+def count_encoders() -> int:
+    return sum(thread.name == "encoder" for thread in threading.enumerate())
+
+
+@pytest.mark.usefixtures("_thin")
+@pytest.mark.parametrize("kind", [QUICK[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in QUICK[1:])])
+def test_images_encoded_in_the_thinnest_slices_give_the_tokens_of_generate(seeing: GetSeeing, kind: str) -> None:
+    of_kind = seeing(kind)
+    core = of_kind.make_core(max_num_batched_tokens=512)
+    assert answers(core, of_kind.prompts) == of_kind.answers
+    assert core.stats().num_steps > 100
+    assert count_encoders() == 0
+
+
+def wait_for_encoder(core: EngineCore) -> None:
+    while not count_encoders():
+        core.step(0.0)
+
+
+@pytest.mark.usefixtures("_thin")
+def test_a_text_gets_its_tokens_while_an_image_is_encoded(seeing: GetSeeing) -> None:
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core()
+    add(core, "image", of_kind.prompts[1])
+    wait_for_encoder(core)
+    add(core, "text", of_kind.prompts[0])
+    while "text" in core.scheduler.requests:
+        assert not any(output.new_token_ids for output in core.step(0.0) if output.request_id == "image")
+    assert count_encoders() == 1
+    assert tokens_of(run(core)["image"]) == of_kind.answers[1]
+
+
+@pytest.mark.usefixtures("_thin")
+def test_an_aborted_request_ends_the_encoding_of_its_image(seeing: GetSeeing) -> None:
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core()
+    add(core, "aborted", of_kind.prompts[1])
+    wait_for_encoder(core)
+    core.abort("aborted")
+    add(core, "other", of_kind.make_prompt([make_image(90, 90, 7)], 4))
+    run(core)
+    assert count_encoders() == 0
+
+
+def test_an_image_whose_encoding_raises_ends_its_request_alone(
+    seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core()
+    bad = of_kind.make_prompt([make_image(90, 90, 8)], 4)
+    encode = Sight.encode
+
+    def fail(sight: Sight, picture: Any) -> Any:
+        if picture == bad[1][0].picture:
+            raise RuntimeError("no such image")
+        return encode(sight, picture)
+
+    monkeypatch.setattr(Sight, "encode", fail)
+    for number, prompt in enumerate((bad, *of_kind.prompts[:3])):
+        add(core, str(number), prompt)
+    outputs = run(core)
+    assert outputs["0"][-1].finish_reason == FinishReason.ERROR
+    assert [tokens_of(outputs[str(number)]) for number in (1, 2, 3)] == of_kind.answers[:3]
+
+
+class SlowSight:
+    """Encodes with ten functions of torch, of a second each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.kept: list[bytes] = []
+
+    def encode(self, _: Any) -> Any:
+        for _ in range(10):
+            self.now += 1.0
+            torch.zeros(1)
+        return ()
+
+    def keep(self, digest: bytes, _: Any) -> None:
+        self.kept.append(digest)
+
+    def has_kept(self, digest: bytes) -> bool:
+        return digest in self.kept
+
+
+def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    monkeypatch.setattr(slices, "SHARE", 0.25)
+    encoder = slices.SlicedEncoder(sight)
+    picture = Picture(1, {})
+    placed = PlacedPicture(PictureSpan(0, 1, b"digest"), picture)
+    wanted = [WantedPicture(b"digest", encode_pictures([placed]))]
+    passed = []
+    while not encoder.encode(wanted, 1.0):
+        passed.append(sight.now)
+    assert passed[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert sight.now == 10
+    assert sight.kept == [b"digest"]
