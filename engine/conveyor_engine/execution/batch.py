@@ -125,9 +125,10 @@ def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
 
 def with_tables(tables: torch.Tensor, slots: torch.Tensor, **common: Any) -> AttentionMetadata:
     """Build a step's metadata from its block tables (tables, rows, blocks) and slots (tables, T)."""
-    first, *others = zip(tables.unbind(), slots.unbind(), strict=True)
-    metadata = AttentionMetadata(block_tables=first[0], slot_mapping=first[1], **common)
-    metadata.others = tuple(replace(metadata, block_tables=each, slot_mapping=its) for each, its in others)
+    metadata = AttentionMetadata(block_tables=tables[0], slot_mapping=slots[0], **common)
+    metadata.others = tuple(
+        replace(metadata, block_tables=tables[table], slot_mapping=slots[table]) for table in range(1, len(tables))
+    )
     return metadata
 
 

@@ -100,25 +100,26 @@ class Rows:
 
     def _set_blocks(self, tables: slice, row: int, first: int, blocks: Sequence[int]) -> int:
         """Write a row's blocks from index `first` on, the tables' blocks of an index together. Returns their end."""
-        parts = self._parts[tables]
         if not blocks:
             return first
+        parts = self._parts[tables]
         numbers = np.array(blocks, dtype=np.int32).reshape(-1, len(parts)).T * parts
         end = first + len(blocks) // len(parts)
         self.tables[tables, row, first:end] = self._to_device(numbers)
         return end
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
-        places: list[tuple[int, int, int, int]] = []
+        places: list[tuple[int, int]] = []  # in the flattened tables, each with its number
+        _, num_rows, width = self.tables.shape
         parts = self._parts[:, 0].tolist()
         for row, blocks in new_blocks:
             first = self._num_blocks[row]
             for index, block in enumerate(blocks):
                 column, table = divmod(index, self._num_full)
-                places.append((table, row, first + column, block * parts[table]))
+                places.append(((table * num_rows + row) * width + first + column, block * parts[table]))
             self._num_blocks[row] = first + len(blocks) // self._num_full
-        table_of, row_of, column_of, block_ids = self._to_device(places).unbind(1)
-        self.tables[table_of, row_of, column_of] = block_ids
+        place_of, numbers = self._to_device(places).unbind(1)
+        self.tables.view(-1)[place_of] = numbers
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write sampled tokens to the rows. All arguments are (samples,).

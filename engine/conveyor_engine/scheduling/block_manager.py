@@ -33,7 +33,7 @@ class BlockManager:
         """
         blocks = []
         for prefix_hash in hashes:
-            block = self.find(prefix_hash)
+            block = self._block_of.get(prefix_hash)
             if block is None:
                 break
             blocks.append(block)

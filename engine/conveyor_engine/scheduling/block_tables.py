@@ -3,7 +3,7 @@
 Used by `running_batch` only. `block_manager` counts the blocks. This module knows no batches and no policies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.request_state import RequestState
@@ -42,6 +42,8 @@ class BlockTables:
         self._block_size = block_size
         self._prefix_caching = prefix_caching
         self._tables, self._step_tokens = tables, step_tokens
+        self._full, self._windowed = range(tables.full), range(tables.full, tables.number)
+        self.num_held = 0  # blocks of all requests; a shared block counts for each of them
         self.free_rows = list(range(num_rows - 1, -1, -1))
 
     def allocate(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
@@ -56,24 +58,37 @@ class BlockTables:
         num_hits, hits, window_hits = self._match(request)
         num_cached = num_hits * self._block_size
         missing = self.count_blocks(num_tokens) * self._tables.full - len(hits)
-        first_window = max(num_cached, self._tables.window)  # cached tokens are a window already
-        of_window, of_step = (
-            self._tables.windowed * max(0, self.count_blocks(min(num_tokens, first_window + more)) - num_hits)
-            for more in (0, self._step_tokens)
-        )
+        of_window = of_step = 0
+        if self._windowed:
+            of_window, of_step = self._count_window(num_tokens, num_hits)
         num_freed = self._blocks.num_free_among(hits + window_hits)
         if missing + of_step + num_freed + spare_blocks > self._blocks.num_free:
             return False
         self._blocks.share(hits + window_hits)
         request.block_table = hits + self._blocks.allocate(missing)
-        first = self._tables.first_kept(num_cached, self._block_size)
-        request.window = WindowBlocks(self._tables.windowed, first, window_hits + self._blocks.allocate(of_window))
+        if self._windowed:
+            first = self._tables.first_kept(num_cached, self._block_size)
+            request.window = WindowBlocks(self._tables.windowed, first, window_hits + self._blocks.allocate(of_window))
         request.num_registered_blocks = num_hits
         request.rewind(num_cached)
         request.row = self.free_rows.pop()
         request.num_sent_blocks = -1
-        self._shares.hold(request.level, 1, request.num_blocks)
+        self._hold(request, 1, request.num_blocks)
         return True
+
+    def _hold(self, request: RequestState, num_rows: int, num_blocks: int) -> None:
+        """Count the rows and blocks that the request newly has. Negative numbers are freed."""
+        self.num_held += num_blocks
+        self._shares.hold(request.level, num_rows, num_blocks)
+
+    def _count_window(self, num_tokens: int, num_hits: int) -> tuple[int, int]:
+        """Return the number of blocks that windowed tables get at first, and that number with those of a first step."""
+        first_window = max(num_hits * self._block_size, self._tables.window)  # cached tokens are a window already
+        of_window, of_step = (
+            self._tables.windowed * max(0, self.count_blocks(min(num_tokens, first_window + more)) - num_hits)
+            for more in (0, self._step_tokens)
+        )
+        return of_window, of_step
 
     def count_blocks(self, num_tokens: int) -> int:
         """Return the number of blocks in one table for so many tokens; 0 for a task without a KV cache."""
@@ -95,8 +110,11 @@ class BlockTables:
         num_tokens = len(request.token_ids) - 1
         hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)[: num_tokens // self._block_size]
         full = self._tables.full
-        hits = self._blocks.match(_key(each, table) for each in hashes for table in range(full))
-        num_hits, window_hits = self._match_window(hashes[: len(hits) // full] if full else hashes)
+        hits = self._blocks.match(_keys(hashes, self._full))
+        num_hits = len(hits) // full if full else len(hashes)
+        window_hits: list[int] = []
+        if self._windowed:
+            num_hits, window_hits = self._match_window(hashes[:num_hits])
         return num_hits, hits[: num_hits * full], window_hits
 
     def _match_window(self, hashes: Sequence[bytes]) -> tuple[int, list[int]]:
@@ -105,15 +123,11 @@ class BlockTables:
         found: list[list[int]] = []  # of the indices before `end`, last index first
         while index > (first := self._tables.first_kept(end * self._block_size, self._block_size)):
             index -= 1
-            of_index = self._blocks.match(_key(hashes[index], table) for table in self._windowed)
+            of_index = self._blocks.match(_keys(hashes[index : index + 1], self._windowed))
             found.append(of_index)
             if len(of_index) < self._tables.windowed:
                 end, found = index, []
         return end, [block for of_index in reversed(found[: end - first]) for block in of_index]
-
-    @property
-    def _windowed(self) -> range:
-        return range(self._tables.full, self._tables.number)
 
     def grow(self, request: RequestState, num_tokens: int, num_scheduled: int) -> bool:
         """Free blocks that the request needs no more. Allocate blocks for `num_tokens` tokens.
@@ -121,18 +135,19 @@ class BlockTables:
         The windowed tables get blocks for `num_scheduled` tokens. Returns False, without an allocation, if too few are
         free.
         """
-        window = request.window
-        missing = max(0, self.count_blocks(num_tokens) * self._tables.full - len(request.block_table))
+        missing = self.count_blocks(num_tokens) * self._tables.full - len(request.block_table)
         of_window = 0
-        if window.num_tables:
+        if self._windowed:
             self._free_unseen(request)
-            of_window = max(0, self.count_blocks(num_scheduled) - window.end) * window.num_tables
+            of_window = max(0, self.count_blocks(num_scheduled) - request.window.end) * self._tables.windowed
+        if missing <= 0 and not of_window:
+            return True
+        missing = max(0, missing)
         if missing + of_window > self._blocks.num_free:
             return False
-        if missing + of_window:
-            request.block_table.extend(self._blocks.allocate(missing))
-            window.blocks.extend(self._blocks.allocate(of_window))
-            self._shares.hold(request.level, 0, missing + of_window)
+        request.block_table.extend(self._blocks.allocate(missing))
+        request.window.blocks.extend(self._blocks.allocate(of_window))
+        self._hold(request, 0, missing + of_window)
         return True
 
     def _free_unseen(self, request: RequestState) -> None:
@@ -140,7 +155,7 @@ class BlockTables:
         dropped = request.window.drop_before(self._tables.first_kept(num_tokens, self._block_size))
         if dropped:
             self._blocks.free(dropped)
-            self._shares.hold(request.level, 0, -len(dropped))
+            self._hold(request, 0, -len(dropped))
 
     def register(self, request: RequestState, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens, which are scheduled, findable as cached prefixes.
@@ -152,16 +167,25 @@ class BlockTables:
         num_tokens = min(num_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
         hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
-        for index in range(request.num_registered_blocks, num_full):
-            for table, block in enumerate(self._blocks_between(request, index, index + 1)):
-                self._blocks.register(block, _key(hashes[index], table))
+        begin = request.num_registered_blocks
+        blocks = request.block_table[begin * self._tables.full : num_full * self._tables.full]
+        self._register(blocks, hashes[begin:num_full], self._full)
+        if self._windowed:
+            kept = max(begin, request.window.first)
+            self._register(request.window.between(kept, num_full), hashes[kept:num_full], self._windowed)
         request.num_registered_blocks = num_full
+
+    def _register(self, blocks: Sequence[int], hashes: Sequence[bytes], tables: range) -> None:
+        for block, key in zip(blocks, _keys(hashes, tables), strict=True):
+            self._blocks.register(block, key)
 
     def _blocks_between(self, request: RequestState, begin: int, end: int | None) -> list[int]:
         """Return the request's blocks from index `begin` to before index `end`, of each table."""
         full = self._tables.full
-        of_window = request.window.between(begin, request.window.end if end is None else end)
-        return request.block_table[begin * full : None if end is None else end * full] + of_window
+        blocks = request.block_table[begin * full : None if end is None else end * full]
+        if self._windowed:
+            blocks += request.window.between(begin, request.window.end if end is None else end)
+        return blocks
 
     def unschedule(self, request: RequestState, num_tokens: int) -> set[int]:
         """Remove the blocks after the first `num_tokens` tokens from the prefix cache, and return these blocks."""
@@ -180,11 +204,10 @@ class BlockTables:
 
         They may contain NaN, which would spread to other requests.
         """
-        for prefix_hash in request.block_hashes:
-            for table in range(self._tables.number):
-                block = self._blocks.find(_key(prefix_hash, table))
-                if block is not None:
-                    self._blocks.unregister(block)
+        for key in _keys(request.block_hashes, range(self._tables.number)):
+            block = self._blocks.find(key)
+            if block is not None:
+                self._blocks.unregister(block)
 
     def free(self, request: RequestState) -> None:
         """Free the request's row and blocks.
@@ -194,7 +217,7 @@ class BlockTables:
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.admission += 1
         request.num_registered_blocks = 0
-        self._shares.hold(request.level, -1, -request.num_blocks)
+        self._hold(request, -1, -request.num_blocks)
         self._blocks.free(request.block_table)
         self._blocks.free(request.window.blocks)
         request.block_table, request.window = [], WindowBlocks()
@@ -202,6 +225,6 @@ class BlockTables:
         request.row = -1
 
 
-def _key(prefix_hash: bytes, table: int) -> bytes:
-    """Return the key of a prefix's last block in a table."""
-    return prefix_hash + bytes([table]) if table else prefix_hash
+def _keys(hashes: Sequence[bytes], tables: range) -> Iterator[bytes]:
+    """Return the keys of blocks with these prefixes: those of all tables for the first prefix, and so on."""
+    return (prefix_hash + bytes([table]) if table else prefix_hash for prefix_hash in hashes for table in tables)

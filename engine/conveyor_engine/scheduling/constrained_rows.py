@@ -29,7 +29,7 @@ class ConstrainedRows:
 
     def flush(self) -> None:
         """Send what the rows have been given since the last call."""
-        if self._masks is not None:
+        if self.exist and self._masks is not None:
             self._masks.flush()
 
     def end_complete(self) -> None:

@@ -67,19 +67,17 @@ class Counters:
         stats.step_num_tokens = step.num_tokens
         stats.padding_tokens += step.num_padding_tokens
 
-    def count_kv(self, running: Iterable[RequestState], block_size: int, tables: KVTables) -> None:
+    def count_kv(self, running: Iterable[RequestState], num_allocated: int, tables: KVTables) -> None:
         """Count the tokens in the KV cache, and the capacity of their blocks. Called once after each step.
 
-        A token counts fully if each table has it.
+        A token counts fully if each table has it. num_allocated: the capacity in all tables together.
         """
-        num_live = num_blocks = 0
-        for request in running:
-            num_blocks += request.num_blocks
-            if request.finished is None and request.num_blocks:
-                num_seen = min(request.num_live_tokens, tables.window)
-                num_live += tables.full * request.num_live_tokens + tables.windowed * num_seen
+        lengths = [request.num_live_tokens for request in running if request.finished is None and request.row >= 0]
+        num_live = tables.full * sum(lengths)
+        if tables.windowed:
+            num_live += tables.windowed * sum(min(length, tables.window) for length in lengths)
         self._stats.kv_live_token_steps += num_live // tables.number
-        self._stats.kv_allocated_token_steps += num_blocks * block_size // tables.number
+        self._stats.kv_allocated_token_steps += num_allocated // tables.number
 
 
 class Carried:

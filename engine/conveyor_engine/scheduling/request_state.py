@@ -290,22 +290,23 @@ class RequestState:
         hashes += shared[len(hashes) : num_blocks]
         for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
             parent = hashes[-1] if hashes else self.cache_root
-            content = self._content(start, start + block_size)
+            content = self.token_ids[start : start + block_size].tobytes()
+            if self.pictures:
+                content += self._digests(start, start + block_size)
             hashes.append(blake2b(parent + content, digest_size=16).digest())
             if start + block_size <= self.num_prompt_tokens:
                 shared.append(hashes[-1])
         return hashes
 
-    def _content(self, start: int, end: int) -> bytes:
-        """Return the tokens of a block, and the digests of the pictures that it has a part of."""
-        pictures = (each.digest for each in self.pictures if each.start < end and start < each.end)
-        return self.token_ids[start:end].tobytes() + b"".join(pictures)
+    def _digests(self, start: int, end: int) -> bytes:
+        """Return the digests of the pictures that these tokens are a part of."""
+        return b"".join(each.digest for each in self.pictures if each.start < end and start < each.end)
 
     def _finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Return why the last appended token ends the request; None if it does not. The sampler enforces min_tokens."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
-        if self._completes_stop_string(token_id):
+        if self.stop_strings is not None and self._completes_stop_string(self.stop_strings, token_id):
             return FinishReason.STOP_STRING
         return self.find_end()
 
@@ -330,11 +331,9 @@ class RequestState:
             return False
         return self._is_full or (self.is_late and not self.constraint.is_ready)
 
-    def _completes_stop_string(self, token_id: int) -> bool:
-        if self.stop_strings is None:
-            return False
+    def _completes_stop_string(self, stop_strings: Detokenizer, token_id: int) -> bool:
         try:
-            return self.stop_strings.push([token_id]).stopped
+            return stop_strings.push([token_id]).stopped
         except GenerationFailed:  # the API process decodes the same tokens and responds with this error
             self.stop_strings = None
             return False

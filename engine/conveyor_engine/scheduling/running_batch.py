@@ -80,6 +80,11 @@ class RunningBatch:
         """Number of rows that requests may still get at the current limit."""
         return max(0, len(self._tables.free_rows) - (self._max_num_seqs - self._limits.num_rows))
 
+    @property
+    def num_held_blocks(self) -> int:
+        """Number of blocks that the requests have; a shared block counts for each of them."""
+        return self._tables.num_held
+
     # --- steps ---
 
     @property
@@ -214,7 +219,7 @@ class RunningBatch:
         The last unfinished request in this order is preempted next. In a batch that keeps together, prompts and their
         padding come before decodes, and finished rows come last. A suspect is the only row.
         """
-        rows = [r for r in self.requests if r.finished is None and not r.sits_out]
+        rows = [r for r in self.requests if r.finished is None and (r.constraint is None or not r.sits_out)]
         if len(self._levels) > 1:
             rows.sort(key=_LEVEL)
         if self._has_states and (suspect := next((r for r in rows if r.is_suspect), None)):

@@ -328,7 +328,8 @@ class Scheduler:
             # A row that sat out would compute its last token twice.
             self._preempt([work.request for work in step.work if work.sits_out])
         self._constrained.flush()
-        self._counters.count_kv(self._batch.requests, self._facts.block_size, self._facts.kv_tables)
+        if num_allocated := self._batch.num_held_blocks * self._facts.block_size:
+            self._counters.count_kv(self._batch.requests, num_allocated, self._facts.kv_tables)
         if self.on_step is not None and step.work:
             self.on_step(step, len(self._batch.requests), len(self.waiting))
         self._release_batch()

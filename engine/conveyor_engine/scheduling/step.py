@@ -139,8 +139,9 @@ def _changes(
             admitted.append(AdmittedRow.of(request.row, *state, window.blocks, window.first))
         elif num_sent < num_blocks:
             new_blocks.append((request.row, request.block_table[num_sent:]))
-        if num_sent >= 0 and window.unsent:
-            new_window_blocks.append((request.row, window.end_sent, window.unsent))
         request.num_sent_blocks = num_blocks
-        window.mark_sent()
+        if window.num_tables:
+            if num_sent >= 0 and window.unsent:
+                new_window_blocks.append((request.row, window.end_sent, window.unsent))
+            window.mark_sent()
     return admitted, new_blocks, new_window_blocks

@@ -47,15 +47,15 @@ class TokenBudget:
         if limit == self._max_tokens and any(request.num_pending_tokens == 1 for request in running):
             self._long_prompt_budget = share
             return
-        pending = (each.num_pending_tokens for each in chain(running, joining) if not self._is_long(each))
-        short = sum(num_tokens for num_tokens in pending if num_tokens > 1)
+        pending = ((each, each.num_pending_tokens) for each in chain(running, joining))
+        short = sum(number for request, number in pending if number > 1 and not self._is_long(request, number))
         self._long_prompt_budget = max(share, limit - short)
 
-    def _is_long(self, request: RequestState) -> bool:
-        """Return whether the request counts as a long prompt: by its tokens, or by an image that is not computed."""
+    def _is_long(self, request: RequestState, num_pending: int) -> bool:
+        """Return whether the prompt counts as long: by its pending tokens, or by an image that is not computed."""
         if request.pictures and request.pictures[-1].end > request.num_scheduled_tokens:
             return True
-        return request.num_pending_tokens > self._long_prompt_tokens
+        return num_pending > self._long_prompt_tokens
 
     def has_room(self, step: Step, request: RequestState) -> bool:
         """Return whether the step has room for tokens of a request that would join."""
@@ -73,12 +73,13 @@ class TokenBudget:
             return 0
         if self._whole_prompts:
             return self._whole_chunk(step, request)
-        num_tokens = request.num_pending_tokens - (request.padded_from is not None)
-        is_decode = request.num_pending_tokens == 1
+        num_pending = request.num_pending_tokens
+        is_decode = num_pending == 1
         budget = max(0, self._max_tokens - step.num_tokens if is_decode else self._room(step))
-        if is_long := self._is_long(request):
+        is_long = not is_decode and self._is_long(request, num_pending)
+        if is_long:
             budget = max(0, min(budget, self._long_prompt_budget))
-        num_tokens = min(num_tokens, budget)
+        num_tokens = min(num_pending - (request.padded_from is not None), budget)
         if self._waits_for_images and (picture := request.next_picture) is not None:
             num_tokens = min(num_tokens, max(0, picture.start - request.num_scheduled_tokens))
         if self._whole_images and num_tokens:
