@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _LIFETIME = datetime.timedelta(days=365)
+_BACKDATED = datetime.timedelta(days=1)  # programs whose clocks are hours behind accept the certificates too
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _subject(name)
-        builder = _builder(self._name, self._name, self._key.public_key())
+        builder = _builder(self._name, self._name, self._key.public_key(), self._key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.certificate = folder / f"{name}.crt"
         self.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
@@ -45,7 +46,7 @@ class Authority:
         """Issue a certificate for client and server use. `names` are its DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = _builder(_subject(common_name, group), self._name, key.public_key())
+        builder = _builder(_subject(common_name, group), self._name, key.public_key(), self._key.public_key())
         builder = builder.add_extension(usage, critical=False)
         if names:
             alternative = x509.SubjectAlternativeName([_general_name(name) for name in names])
@@ -90,7 +91,10 @@ def write_kubeconfig(path: Path, context: str, server: str, authority: Path, pai
     return path
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, authority_key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    """Return a certificate with the identifiers of both keys, by which clients tell authorities of one name apart."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -98,8 +102,10 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_before(now - _BACKDATED)
         .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key), critical=False)
     )
 
 

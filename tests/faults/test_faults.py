@@ -209,10 +209,10 @@ def test_a_clock_that_is_stepped_by_an_hour(stand: Stand, record: Record, second
     stand.replace_operator()
 
 
+@pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
 def test_clocks_of_gateway_and_metrics_server_that_are_stepped_by_an_hour(
-    stand: Stand, record: Record, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, record: Record, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """They step ahead. An hour back, all certificates of this control plane would not be valid yet."""
     environment, shift = build_clock(stand.folder)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -225,14 +225,14 @@ def test_clocks_of_gateway_and_metrics_server_that_are_stepped_by_an_hour(
 
         @contextmanager
         def stepped() -> Iterator[None]:
-            shift(3600)
+            shift(seconds)
             yield
 
         cost = stand.endure(stepped(), 20)
         client.end()
     assert client.failed == []
     assert client.answered > 50
-    record("the clocks of gateway and metrics server step +1 h", cost)
+    record(f"the clocks of gateway and metrics server step {seconds // 3600:+d} h", cost)
     shift(0)
 
 

@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LIFETIME = timedelta(days=90)
 RENEW_AFTER = LIFETIME * 2 / 3
 KEEP_OLD_AUTHORITY = timedelta(hours=1)  # longer than kubelet and server need to load a changed Secret
-_CLOCK_SKEW = timedelta(minutes=5)
+_CLOCK_SKEW = timedelta(hours=2)  # by which the operator's clock may be ahead of the API server's
 
 
 @dataclass(frozen=True, slots=True)

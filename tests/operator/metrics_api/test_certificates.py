@@ -97,7 +97,7 @@ def test_only_the_leaf_may_serve_and_only_the_authority_may_sign(serving: Servin
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert (constraints.ca, constraints.path_length) == (True, 0)
-    assert leaf.not_valid_before_utc == START - timedelta(minutes=5), "clocks differ a little"
+    assert leaf.not_valid_before_utc == START - timedelta(hours=2), "the API server's clock may be behind"
 
 
 def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> bool:
