@@ -80,6 +80,7 @@ class ControlPlane:
         self._port_holder = _hold_free_port()
         self.port: int = self._port_holder.getsockname()[1]
         self._write_certificates()
+        self._service_account = write_service_account_key(self._certificates)
 
     def __enter__(self) -> Self:
         try:
@@ -136,6 +137,15 @@ class ControlPlane:
         shutil.copytree(snapshot, self.folder / "etcd")
         self.start()
 
+    def replace_authority(self) -> None:
+        """Kill all processes, and start again with a new authority and new certificates. Tokens stay valid.
+
+        `kubeconfig` is written again.
+        """
+        self.processes.stop(grace_seconds=0)
+        self._write_certificates()
+        self.start()
+
     def issue_kubeconfig(self, file: str, user: str, group: str = "") -> Path:
         """Write a kubeconfig for another identity of this cluster, for example a node or one of the tests' users."""
         pair = self.authority.issue(file, user, group)
@@ -152,7 +162,6 @@ class ControlPlane:
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", *addresses)
         self._serving = self.authority.issue("api-server", "kube-apiserver", names=names)
         self._kubelet_client = self.authority.issue("kubelet-client", "kubelet-client", "system:masters")
-        self._service_account = write_service_account_key(folder)
         admin = self.authority.issue("admin", "admin", "system:masters")
         write_kubeconfig(self.kubeconfig, self._settings.context, self.server, self.authority.certificate, admin)
         self.issue_kubeconfig("controller-manager", "system:kube-controller-manager")

@@ -4,15 +4,18 @@ Each program calls `load_configuration` when it opens its connection. The places
 KUBECONFIG_MEANING. The Kubernetes client reads the files.
 """
 
+import contextlib
 import os
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import incluster_config
 
 from conveyor_process.proxies import bypasses_proxy
 from conveyor_process.settings import SettingsError
@@ -34,7 +37,8 @@ async def load_configuration(kubeconfig: str) -> Configuration:
             await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
             configuration.proxy = configuration.proxy or find_proxy(str(configuration.host))
         else:
-            config.load_incluster_config(client_configuration=configuration)
+            config.load_incluster_config(client_configuration=configuration, try_refresh_token=False)
+            configuration.refresh_api_key_hook = _read_token
     except _UNREADABLE as error:
         words = " ".join(str(error).split())
         found = path or "the ServiceAccount"
@@ -42,6 +46,13 @@ async def load_configuration(kubeconfig: str) -> Configuration:
     # Otherwise aiohttp would look for a proxy and for ~/.netrc before each call, both in a thread.
     configuration.client_session_kwargs = {"trust_env": False}
     return configuration
+
+
+def _read_token(configuration: Configuration) -> None:
+    """Read the pod's token before each call. The client would wait for a minute of a clock that may step back."""
+    with contextlib.suppress(OSError):
+        if token := Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text():
+            configuration.api_key["BearerToken"] = f"bearer {token}"
 
 
 def find_proxy(url: str) -> str | None:

@@ -27,6 +27,7 @@ import msgspec
 from kubernetes.aio.client import ApiClient
 
 from conveyor_http.reading import AnswerTooLong, read_answer
+from conveyor_kube.authorities import follow_authorities
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_kube.wanted_json import Event, Json, Named, Page, Status, decode, decode_item
 
@@ -113,8 +114,13 @@ class WatchFailed(Exception):
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
     """Yield a client of the API server that `conveyor_kube.kubeconfig` finds. Raises SettingsError."""
-    async with ApiClient(await load_configuration(kubeconfig)) as client:
-        yield client
+    configuration = await load_configuration(kubeconfig)
+    async with ApiClient(configuration) as client:
+        following = asyncio.create_task(follow_authorities(configuration.ssl_ca_cert, client.rest_client.ssl_context))
+        try:
+            yield client
+        finally:
+            following.cancel()
 
 
 async def watch_collection(

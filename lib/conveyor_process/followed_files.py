@@ -1,4 +1,5 @@
-"""Loads files of a mounted Secret again when somebody renews them. Used by `serving_certificate` and `engines.tls`."""
+"""Loads files of a mounted volume again when somebody renews them. Used by `serving_certificate`, `engines.tls` and
+`conveyor_kube.authorities`."""
 
 import asyncio
 import logging

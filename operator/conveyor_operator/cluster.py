@@ -18,6 +18,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
 from conveyor_api import names
+from conveyor_kube.authorities import follow_authorities
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import LEASE, ObjectKind
 from conveyor_operator.metrics import Metrics
@@ -45,13 +46,17 @@ class Cluster:
         self._dynamic = DynamicClient(self.client)
         self._metrics = metrics
         self._pace = Pace(calls_per_second)
+        self._authorities_file = configuration.ssl_ca_cert
 
     async def __aenter__(self) -> Self:
+        tls = self.client.rest_client.ssl_context
+        self._following = asyncio.create_task(follow_authorities(self._authorities_file, tls))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._following.cancel()
         await self.client.close()
 
     async def is_served(self, kind: ObjectKind) -> bool:

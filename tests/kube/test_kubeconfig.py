@@ -1,5 +1,6 @@
 """Tests how the cluster is found: the setting, KUBECONFIG, the pod's account, the home folder, in this order."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,9 @@ def test_a_proxy_comes_from_the_environment(url: str, proxy: str | None, monkeyp
     assert find_proxy(url) == proxy
 
 
-async def test_a_pod_calls_its_api_server_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_PROXY often has networks, as programs in Go take them, and not the address of the API server."""
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the token of a pod's ServiceAccount."""
     authority, key = tmp_path / "ca.crt", tmp_path / "token"
     authority.write_bytes(Authority(tmp_path, "authority").certificate.read_bytes())
     key.write_text("token")
@@ -77,7 +79,22 @@ async def test_a_pod_calls_its_api_server_without_a_proxy(tmp_path: Path, monkey
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    return key
+
+
+@pytest.mark.usefixtures("token")
+async def test_a_pod_calls_its_api_server_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_PROXY often has networks, as programs in Go take them, and not the address of the API server."""
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", ".svc,10.0.0.0/8")
     configuration = await load_configuration("")
     assert (configuration.host, configuration.proxy) == ("https://10.96.0.1:443", None)
+
+
+async def test_each_call_has_the_newest_token_whatever_the_clock_says(token: Path) -> None:
+    configuration = await load_configuration("")
+    assert await configuration.get_api_key_with_prefix("BearerToken") == "bearer token"
+    await asyncio.to_thread(token.write_text, "newer")
+    assert await configuration.get_api_key_with_prefix("BearerToken") == "bearer newer"
+    await asyncio.to_thread(token.unlink)
+    assert await configuration.get_api_key_with_prefix("BearerToken") == "bearer newer"

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import aiohttp
 import kopf
 
+from conveyor_kube.authorities import follow_authorities
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.kinds import ObjectKind
 from conveyor_operator.loop.resource import Resource, watched_kinds
@@ -42,6 +43,7 @@ class KopfSession:
         self._watches = watches
         self._credentials: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._following: asyncio.Task[None] | None = None
         self._open: WeakSet[aiohttp.ClientResponse] = WeakSet()
         self._collections: dict[str, tuple[ObjectKind, str | None]] = {
             kind.path(namespace): (kind, namespace)
@@ -58,8 +60,10 @@ class KopfSession:
             await asyncio.sleep(_REFUSED_PAUSE_SECONDS)
         await self.aclose()
         self._credentials = credentials
+        tls = credentials.as_ssl_context()
+        self._following = asyncio.create_task(follow_authorities(cast(str | None, credentials.ca_path), tls))
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
             headers=credentials.as_http_headers(),
             middlewares=(self._read_watches,),
         )
@@ -70,6 +74,8 @@ class KopfSession:
         """Close the session and its watches, which would otherwise never end. May be called at any time, and twice."""
         for response in list(self._open):
             response.close()
+        if self._following is not None:
+            self._following.cancel()
         if self._session is not None:
             await self._session.close()
 
