@@ -130,6 +130,7 @@ def _serve(flags: argparse.Namespace) -> int:
     from conveyor_engine.serving.server import serve
     from conveyor_engine.text.parsing.dialect import NONE, find_dialect
     from conveyor_engine.text.tokenizer import Tokenizer
+    from conveyor_engine.wire.worker import ServedAdapter
     from conveyor_process.event_loop import run
 
     config = parse_config(vars(flags), os.environ)
@@ -149,7 +150,8 @@ def _serve(flags: argparse.Namespace) -> int:
     )
     parsers = dialect.tool_format or NONE, dialect.thinking or NONE
     _log.info("event=dialect tool_parser=%s reasoning_parser=%s", *parsers)
-    model = ServedModel(served_name, tokenizer, defaults, dialect, adapters=tuple(name for name, _ in config.adapters))
+    adapters = {name: ServedAdapter(number, at) for number, (name, at) in enumerate(config.adapters, start=1)}
+    model = ServedModel(served_name, tokenizer, defaults, dialect, adapters=adapters)
     load_reader = partial(load(config.task, "reading"), directory) if load_about(config.task).reads else None
     death = run(serve(config, ForkServer(model, load_reader)))
     if death is None:

@@ -17,6 +17,16 @@ USAGE_PATH: Final = "/usage"
 TokenCount = Annotated[int, Meta(ge=0, le=10**9)]
 
 
+class AdapterState(Struct, frozen=True):
+    """What an engine has made of an adapter that may come and go."""
+
+    state: Literal["Loading", "Ready", "Failed"]
+    reason: Annotated[str, Meta(pattern="^[A-Za-z]{0,64}$")] = ""
+    message: Annotated[str, Meta(max_length=1000)] = ""
+    serves: bool = False
+    """Whether it answers requests for it, perhaps with the adapter that an earlier spec had under this name."""
+
+
 class ReportedLoad(Struct, frozen=True):
     """The part of an engine's load that gateways read. A field is None if the engine does not report it."""
 
@@ -28,6 +38,8 @@ class ReportedLoad(Struct, frozen=True):
     """The reason for `carried`, if the engine has objectives: see `limit_reasons`."""
     warm_up_seconds: Annotated[float, Meta(ge=0)] | None = None
     """How long the engine warmed up at its start."""
+    adapters: Annotated[dict[str, AdapterState], Meta(max_length=64)] = {}
+    """LoRA adapters that may come and go, by name."""
 
 
 class Load(ReportedLoad, frozen=True, kw_only=True):

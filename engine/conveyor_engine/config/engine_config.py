@@ -115,6 +115,12 @@ class EngineConfig:
         "Requests select one by the model's name, a colon and the adapter's. In the file, this is a mapping",
         _ADAPTERS,
     )
+    adapters_file: str = setting(
+        "",
+        "YAML file of further LoRA adapters, which may change while the engine runs: NAME: {uri: ..., directory: ...}. "
+        "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request",
+        TEXT,
+    )
     task: str = setting(
         "auto",
         "task of the model. auto = custom for model.pt2 without config.json, imagegenerate for model_index.json, "
@@ -357,7 +363,7 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
         )
     if config.model_class is not None and config.task != "custom":
         yield "model_class", "is for `task: custom` alone: set it, or leave this out"
-    if config.adapters and config.tensor_parallel_size > 1:
+    if (config.adapters or config.adapters_file) and config.tensor_parallel_size > 1:
         yield "adapters", "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":

@@ -48,7 +48,7 @@ def _find_problems(config: EngineConfig, about: About) -> Iterator[str]:
             f"`objective_latency_seconds` is for models that take one step, but {this}: "
             "set `objective_time_to_first_token_seconds` or `objective_inter_token_latency_seconds`"
         )
-    if config.adapters and not allows.adapters:
+    if (config.adapters or config.adapters_file) and not allows.adapters:
         yield f"{this}: remove `adapters`, which are for models that generate text"
     if config.quantization is not None and not allows.rounds:
         yield f"{this}: remove `quantization`, which is for models that generate text"

@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ModelError
-from conveyor_engine.loop.executor import Executor, compute
+from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.loop.adapters import Adapters
+from conveyor_engine.loop.executor import Executor, TakesAdapters, compute
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.masks.grammars import Grammars
@@ -60,6 +62,9 @@ class EngineCore:
         self.grammars = grammars
         constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
         self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks)
+        self.adapters = Adapters(
+            cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
+        )
         if (steering := self.steering) is not None:
             self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
         self._overlap = Overlap(executor) if overlap else None
@@ -72,6 +77,8 @@ class EngineCore:
 
     def add_request(self, request: EngineRequest) -> None:
         """Add the request to the waiting queue. If it raises Overloaded or InvalidRequest, the request is not added."""
+        if not self.adapters.has(request.adapter):
+            raise InvalidRequest("this engine no longer serves the adapter", code=ErrorCode.MODEL_NOT_FOUND)
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -96,7 +103,7 @@ class EngineCore:
             self._overlap.step(self.scheduler, plan)
         elif plan is not None:
             run_step(self.scheduler, self.executor, plan)
-        return self.scheduler.take_outputs()
+        return self.adapters.take_trial(self.scheduler.take_outputs())
 
     def notice_masks(self) -> None:
         """Called when a mask may be ready for which all rows wait."""

@@ -4,7 +4,7 @@ Called by `core`, `step_runner` and `overlap`. `execution.runners` implements it
 and numbers (`wire.step`), not requests, and keeps the rows' state between steps. Without torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from conveyor_engine.wire.request import ModelFacts
@@ -49,6 +49,21 @@ class Executor(Protocol):
 
     def free_memory(self) -> None:
         """Free cached memory. Called after a step that raised. Raises if the device is broken."""
+        ...
+
+
+class TakesAdapters(Protocol):
+    """What an executor also does if its task has adapters."""
+
+    def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
+        """Load a LoRA adapter, layer by layer, with steps in between. Raises ModelError, and leaves nothing then.
+
+        number: what rows of later plans have for it; no other adapter has had it.
+        """
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Free what an adapter takes. No later plan has it."""
         ...
 
 

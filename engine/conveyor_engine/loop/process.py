@@ -36,6 +36,7 @@ from conveyor_engine.wire.messages import (
     Failed,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     LoadingLine,
     LoadModel,
     Ready,
@@ -43,6 +44,7 @@ from conveyor_engine.wire.messages import (
     StartFailed,
     StepOutputs,
     ToEngine,
+    UnloadAdapter,
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest
@@ -128,14 +130,21 @@ class EngineLoop:
         while True:
             for message in self._channel.receive(self._wait_seconds(time.monotonic())):
                 self._handle(message)
+            with self._pulse:
+                results = self._core.adapters.advance()
+            for result in results:
+                self._channel.send(result)
             now = time.monotonic()
-            if self._wait_seconds(now) == 0.0:
+            if self._next_step_seconds(now) == 0.0:
                 with self._pulse:
                     outputs = self._core.step(now)
                 self._channel.send(StepOutputs(outputs, self._core.stats(), self._num_added))
 
     def _wait_seconds(self, now: float) -> float | None:
-        """Return how many seconds to wait for messages: 0 if a step is due, None if no step will become due."""
+        """Return how many seconds to wait for messages: 0 if a step or an adapter is due, None if none will be."""
+        return 0.0 if self._core.adapters.is_due else self._next_step_seconds(now)
+
+    def _next_step_seconds(self, now: float) -> float | None:
         wakeup = self._core.next_wakeup(now)
         return None if wakeup is None else max(0.0, wakeup - now)
 
@@ -149,6 +158,10 @@ class EngineLoop:
                 self._add_held()
             case Add():
                 self._add(message.requests(time.monotonic()))
+            case LoadAdapter():
+                self._core.adapters.load(message)
+            case UnloadAdapter(number):
+                self._core.adapters.unload(number)
             case Abort(request_ids):
                 for request_id in request_ids:
                     self._core.abort(request_id)

@@ -1,7 +1,8 @@
 """The metrics of requests with LoRA adapters. Created by `metrics`, and updated by `tasks.generate`."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -17,7 +18,7 @@ _COUNTERS = (
 class AdapterUse:
     """One open request with an adapter. It waits until it has its first token."""
 
-    def __init__(self, of: "AdapterMetrics", adapter: int) -> None:
+    def __init__(self, of: "AdapterMetrics", adapter: str) -> None:
         self._of, self._adapter = of, adapter
         self._open = of.waiting
         self._open[adapter] += 1
@@ -34,18 +35,19 @@ class AdapterUse:
         """Record that the request has ended. Call exactly once."""
         self._open[self._adapter] -= 1
         for totals, number in zip(self._of.totals, (1, prompt_tokens, generation_tokens), strict=True):
-            totals[self._adapter] += number
+            if self._adapter in self._of.adapters:
+                totals[self._adapter] += number
 
 
 class AdapterMetrics(Collector):
     """What requests with each adapter use. For a model without adapters, the metrics have no values."""
 
-    def __init__(self, label: Mapping[str, str], adapters: Sequence[str]) -> None:
-        """label: of the model. adapters: names of the adapters with the numbers 1 to N."""
+    def __init__(self, label: Mapping[str, str], adapters: Mapping[str, object]) -> None:
+        """label: of the model. adapters: those that are served now, by name. It may change."""
         self._label_names, self._label_values = list(label), list(label.values())
-        self._adapters = ["", *adapters]
-        self.waiting, self.running = [0] * len(self._adapters), [0] * len(self._adapters)
-        self.totals = [[0] * len(self._adapters) for _ in _COUNTERS]
+        self.adapters = adapters
+        self.waiting, self.running = Counter[str](), Counter[str]()  # open requests, by the adapter's name
+        self.totals = [Counter[str]() for _ in _COUNTERS]
 
     def describe(self) -> list[Metric]:
         return []  # otherwise registering would collect the metrics
@@ -58,15 +60,17 @@ class AdapterMetrics(Collector):
             "Adapters of requests that have tokens, and of those that have none yet. The value is the time.",
             labels=[*self._label_names, *names],
         )
-        if number := len(self._adapters) - 1:
-            values = (str(number), self._list(self.running), self._list(self.waiting))
+        if self.adapters:
+            values = (str(len(self.adapters)), self._list(self.running), self._list(self.waiting))
             info.add_metric([*self._label_values, *values], time.time())
         yield info
         for (name, text), totals in zip(_COUNTERS, self.totals, strict=True):
             counter = CounterMetricFamily(name, text, labels=[*self._label_names, "adapter"])
-            for adapter, total in list(zip(self._adapters, totals, strict=True))[1:]:
-                counter.add_metric([*self._label_values, adapter], total)
+            for removed in totals.keys() - self.adapters.keys():
+                del totals[removed]
+            for adapter in self.adapters:
+                counter.add_metric([*self._label_values, adapter], totals[adapter])
             yield counter
 
-    def _list(self, numbers: Sequence[int]) -> str:
-        return ",".join(adapter for adapter, number in zip(self._adapters, numbers, strict=True) if number)
+    def _list(self, numbers: Counter[str]) -> str:
+        return ",".join(adapter for adapter in self.adapters if numbers[adapter])

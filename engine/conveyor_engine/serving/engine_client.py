@@ -12,23 +12,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
+from conveyor_engine.errors import EngineDead, InvalidRequest, ModelError, Overloaded, Unavailable
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX_WITH_IMAGES, HeldRequests
 from conveyor_engine.serving.places import Places
 from conveyor_engine.wire.messages import (
     Abort,
+    AdapterFailed,
+    AdapterLoaded,
     Drain,
     Failed,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     LoadingLine,
     LoadModel,
     Ready,
     Refused,
     StartFailed,
     StepOutputs,
+    UnloadAdapter,
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts, RequestOutput
 from conveyor_engine.wire.worker import Part
@@ -80,6 +84,7 @@ class EngineClient:
         self._step_seconds = 0.0
         self._stuck_seconds = STEP_STUCK_SECONDS
         self._reading: asyncio.Task[None] | None = None
+        self._loading: dict[int, asyncio.Future[None]] = {}  # adapters, by number
 
     # --- start and stop ---
 
@@ -247,6 +252,22 @@ class EngineClient:
     def _max_num_seqs(self) -> int:
         return self.facts.max_num_seqs if self.facts else self._config.choose_num_seqs()
 
+    # --- adapters ---
+
+    async def load_adapter(self, number: int, name: str, directory: str) -> None:
+        """Load an adapter under a number that no adapter has had. Raises ModelError; nothing has changed then."""
+        self._loading[number] = loaded = asyncio.get_running_loop().create_future()
+        self._process.send(LoadAdapter(number, name, directory))
+        await loaded
+
+    def has_unsent(self, adapter: int) -> bool:
+        """Return whether an open request has parts with this adapter that the engine does not have yet."""
+        return any(part.adapter == adapter for each in self._generations.values() for part in each.unsent)
+
+    def unload_adapter(self, number: int) -> None:
+        """Unload an adapter. Requests at the engine go on; later ones are refused."""
+        self._process.send(UnloadAdapter(number))
+
     # --- messages of the engine ---
 
     async def _read(self) -> None:
@@ -269,6 +290,10 @@ class EngineClient:
                 self._last_heartbeat, self._step_seconds = time.monotonic(), step_seconds
             case Refused():
                 self._handle_refusal(message)
+            case AdapterLoaded(number):
+                self._loading.pop(number).set_result(None)
+            case AdapterFailed(number, reason, text):
+                self._loading.pop(number).set_exception(ModelError(text, reason=reason))
             case LoadingLine(line):
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):

@@ -7,7 +7,7 @@ Metrics that vLLM also has keep vLLM's names (vllm:* and http_requests), for das
 The names of the others begin with conveyor_engine_.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
@@ -43,14 +43,16 @@ _NOT_REQUESTS = frozenset(
 class EngineMetrics:
     """The engine's metrics, in a registry of their own."""
 
-    def __init__(self, model_name: str, cost_unit: str = "tokens", adapters: Sequence[str] = ()) -> None:
-        """cost_unit: the unit of the task's costs, for the help texts. adapters: their names."""
+    def __init__(
+        self, model_name: str, cost_unit: str = "tokens", adapters: Mapping[str, object] | None = None
+    ) -> None:
+        """cost_unit: the unit of the task's costs, for the help texts. adapters: those served now, by name."""
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
         self.snapshot = Snapshot(self._label, self._between_tokens)
         self._registry.register(self.snapshot)
-        self.adapters = AdapterMetrics(self._label, adapters)
+        self.adapters = AdapterMetrics(self._label, {} if adapters is None else adapters)
         self._registry.register(self.adapters)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS

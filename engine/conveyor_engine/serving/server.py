@@ -21,6 +21,7 @@ import uvicorn
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
 from conveyor_engine.registry import load_about
+from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
@@ -83,7 +84,9 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     metrics.snapshot.start_seconds = lambda: engine.start_seconds
     stopping = _catch_signals()
     workers = WorkerPool(fork_server, stopping.begun.set)
-    state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()))
+    path = config.adapters_file
+    adapters = AdapterFile(Path(path), model.adapters, engine) if path else None
+    state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()), adapters)
     server = _Server(
         uvicorn.Config(
             build_app(state), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False,
@@ -94,7 +97,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     await workers.start()
     await engine.start()
     gc.freeze()  # exclude loaded objects from collections, which would pause every stream for 0.1 s
-    following = None if certificate is None else asyncio.create_task(certificate.follow())
+    following = [asyncio.create_task(each.follow()) for each in (certificate, adapters) if each is not None]
     serving = asyncio.create_task(server.serve(listeners))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())
@@ -103,8 +106,8 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
         await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
-        if following is not None:
-            following.cancel()
+        for task in following:
+            task.cancel()
         for listener in listeners:
             listener.close()
         await engine.stop()

@@ -135,7 +135,21 @@ class Drain(_Message):
     """No more requests will come."""
 
 
-ToEngine = LoadModel | Add | Abort | Drain
+class LoadAdapter(_Message):
+    """Load an adapter under a number that no adapter has had. The answer is AdapterLoaded or AdapterFailed."""
+
+    number: int
+    name: str
+    directory: str
+
+
+class UnloadAdapter(_Message):
+    """Take no more requests for this adapter, and free its memory after the last one."""
+
+    number: int
+
+
+ToEngine = LoadModel | Add | Abort | Drain | LoadAdapter | UnloadAdapter
 
 
 class LoadingLine(_Message):
@@ -169,6 +183,20 @@ class Refused(_Message):
     code: ErrorCode
 
 
+class AdapterLoaded(_Message):
+    """Requests may have this adapter from now on."""
+
+    number: int
+
+
+class AdapterFailed(_Message):
+    """The adapter cannot be loaded. Nothing else has changed."""
+
+    number: int
+    reason: FailureReason
+    message: str
+
+
 class StepOutputs(_Message):
     """The outputs of one step. `num_added`: number of requests added since the start; `stats` covers all of them."""
 
@@ -190,7 +218,9 @@ class Failed(_Message):
     message: str
 
 
-FromEngine = LoadingLine | Ready | StartFailed | Refused | StepOutputs | Heartbeat | Failed
+FromEngine = (
+    LoadingLine | Ready | StartFailed | Refused | AdapterLoaded | AdapterFailed | StepOutputs | Heartbeat | Failed
+)
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -28,6 +28,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     num_tokens_of: dict[str, int]  # by request id: memory in the engine, in units of one token (4 bytes)
     add: bytes  # the encoded message for the engine; the API process never decodes prompts
+    adapter: int = 0
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest], grammar_bytes: int = 0) -> Self:
@@ -39,12 +40,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         for payload, choices in groupby(requests, lambda each: each.payload):  # choices of one prompt share its payload
             sizes[next(choices).request_id] += len(payload) // 4
         sizes[requests[0].request_id] += grammar_bytes // 4
-        return cls(sizes, encode_frame(Add.of(requests)))
+        return cls(sizes, encode_frame(Add.of(requests)), requests[0].adapter)
 
     @classmethod
     def split(cls, requests: Sequence[EngineRequest], size: int) -> list[Self]:
         """Return parts of at most `size` requests, in their order."""
         return [cls.of(requests[start : start + size]) for start in range(0, len(requests), size)]
+
+
+class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may select."""
+
+    number: int  # in the engine process; 0: it is not loaded
+    directory: str
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -59,6 +67,7 @@ class Job(msgspec.Struct, array_like=True):
     deadline: float = math.inf  # in the same clock as the arrival time
     json_bytes: int | None = None  # number of bytes at the body's beginning that are JSON; None: all
     content_type: str = ""  # the body's content type from the header
+    adapters: dict[str, ServedAdapter] = {}  # by name
 
     def find_level(self, priority: int | None) -> int:
         """Return the level of the body's requests. A gateway's level takes precedence over the client's `priority`."""

@@ -237,11 +237,12 @@ def test_tokens_of_speech_are_chosen_without_waiting(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("used", [None, [2], [1, 2]])
 def test_adapters_of_rows_are_computed_without_waiting(used: list[int] | None) -> None:
-    of_model = Adapters([2, 3], CUDA)
-    linear = nn.Linear(8, 6, device=CUDA)
-    up = [torch.empty(5, size, device=CUDA) for size in (4, 2)]
-    slices = [(slice(0, 4), up[0]), (slice(4, 6), up[1])]
-    adapted = AdaptedLinear(linear, of_model, torch.empty(2, 5, 8, device=CUDA), slices)
+    of_model = Adapters(CUDA)
+    of_model.grow(32)
+    of_model.take(1, slice(0, 2))
+    of_model.take(2, slice(2, 5))
+    linear, slices = nn.Linear(8, 6, device=CUDA), [slice(0, 4), slice(4, 6)]
+    adapted = AdaptedLinear(linear, of_model, slices, 32, (CUDA, torch.float32))
     of_tokens, last = torch.empty(3, dtype=torch.int32, device=CUDA), torch.empty(1, dtype=torch.int64, device=CUDA)
     of_model.begin(of_tokens, used, last)
     with torch.inference_mode():

@@ -35,14 +35,15 @@ def test_each_batch_that_closes_is_a_sample_of_its_cost_its_padding_and_its_wait
 
 
 def test_adapters_of_open_requests_are_listed_and_those_of_ended_ones_counted() -> None:
-    metrics = EngineMetrics("m", adapters=("sql", "fr", "de"))
+    served = dict.fromkeys(("sql", "fr", "de"))
+    metrics = EngineMetrics("m", adapters=served)
 
     def info() -> str:
         (found,) = re.findall(r'lora_requests_info{max_lora="3",model_name="m",(.*)} ', metrics.render().decode())
         return str(found)
 
-    first, second = AdapterUse(metrics.adapters, 1), AdapterUse(metrics.adapters, 1)
-    third = AdapterUse(metrics.adapters, 3)
+    first, second = AdapterUse(metrics.adapters, "sql"), AdapterUse(metrics.adapters, "sql")
+    third = AdapterUse(metrics.adapters, "de")
     first.set_running()
     first.set_running()
     assert info() == 'running_lora_adapters="sql",waiting_lora_adapters="sql,de"'
@@ -56,6 +57,8 @@ def test_adapters_of_open_requests_are_listed_and_those_of_ended_ones_counted() 
     for name, numbers in (("requests", (2, 0, 1)), ("prompt_tokens", (20, 0, 5)), ("generation_tokens", (7, 0, 1))):
         for adapter, number in zip(("sql", "fr", "de"), numbers, strict=True):
             assert f'conveyor_engine_adapter_{name}_total{{adapter="{adapter}",model_name="m"}} {number}.0' in text
+    del served["sql"]
+    assert '"sql"' not in metrics.render().decode(), "an adapter that left has no series"
 
 
 def test_a_model_without_adapters_has_no_values_for_them() -> None:

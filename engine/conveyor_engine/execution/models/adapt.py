@@ -1,52 +1,144 @@
-"""Adds the configured LoRA adapters to a loaded model. Called by `tasks.generate` after `start.fuse`.
+"""Loads LoRA adapters into a model and unloads them, also between its steps. Used by `tasks.generate`.
 
 Linear layers of our own may compute several layers of the checkpoint in one product. An adapter of such a layer becomes
 an adapter of the slice with that layer's outputs.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution.models.adapter_files import Adapter
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.adapter_files import Adapter, Factors
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters, NativeAdaptedLinear
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedLinear
 
+_Like = tuple[torch.device, torch.dtype]
 _Slices = dict[str, slice]  # outputs of a linear layer, by the name of the checkpoint's layer that computes them
 
 
-def open_adapters(sources: Sequence[tuple[str, str]]) -> list[Adapter]:
-    """Open the adapters at (name, directory), and check everything but their numbers. Raises ModelError."""
-    return [Adapter(name, Path(directory)) for name, directory in sources]
+@dataclass(slots=True)
+class _Place:
+    """A linear layer that may have adapters."""
+
+    parent: nn.Module
+    attribute: str
+    slices: Mapping[str, slice]
+    used: list[str] = field(default_factory=list)  # the slices that an adapter has changed so far
+
+    @property
+    def linear(self) -> nn.Module:
+        found: nn.Module = getattr(self.parent, self.attribute)
+        return found
+
+    @property
+    def part(self) -> nn.Linear | PackedLinear:
+        """Return the layer without adapters."""
+        found = self.linear.part if isinstance(self.linear, AdaptedLinear) else self.linear
+        assert isinstance(found, nn.Linear | PackedLinear)
+        return found
+
+    def rebuild(self, used: list[str], adapters: Adapters, num_columns: int, like: _Like) -> AdaptedLinear:
+        """Return the layer with room for these slices and columns, and with what has been loaded."""
+        part, (device, dtype) = self.part, like
+        of_part = (device, part.weight.dtype if isinstance(part, nn.Linear) else dtype)
+        kind = NativeAdaptedLinear if isinstance(part, NativeLinear) else AdaptedLinear
+        made = kind(part, adapters, [self.slices[name] for name in used], num_columns, of_part)
+        if isinstance(self.linear, AdaptedLinear):
+            made.take(self.linear)
+        return made
+
+    def use(self, used: list[str], made: AdaptedLinear) -> None:
+        self.used = used
+        setattr(self.parent, self.attribute, made)
 
 
-def add_adapters(
-    model: PreTrainedModel, found: Sequence[Adapter], device: torch.device, dtype: torch.dtype
-) -> Adapters:
-    """Wrap the linear layers that an adapter changes. Raises ModelError for an adapter that does not fit the model."""
-    is_native = any(isinstance(part, NativeLinear) for part in model.modules())
-    adapters = Adapters([adapter.rank for adapter in found], device, is_native=is_native)
-    places, changed = dict(_find_places(model)), {name for adapter in found for name in adapter.shapes}
-    for adapter in found:
-        _check_names(adapter, places)
-    for path, slices in places.items():
-        if of_place := {name: outputs for name, outputs in slices.items() if name in changed}:
-            part = model.get_submodule(path)
-            assert isinstance(part, nn.Linear | PackedLinear)
-            like = (device, part.weight.dtype if isinstance(part, nn.Linear) else dtype)
-            model.set_submodule(path, _adapt(part, adapters, found, of_place, like))
-    for module in model.modules():
-        if isinstance(module, NativeDecoderLayer):
-            module.use_adapters(adapters)
-        elif isinstance(module.forward, MixerForward):
-            module.forward.adapters = adapters
-    return adapters
+class ModelAdapters:
+    """The adapters that a model has now. Create it before `join_layers`, which moves the layers."""
+
+    def __init__(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+        is_native = any(isinstance(part, NativeLinear) for part in model.modules())
+        self.of_step = Adapters(device, is_native=is_native)
+        self._like = (device, dtype)
+        self._places = [_find_place(model, path, slices) for path, slices in _find_places(model)]
+        self._layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
+        for module in model.modules():
+            if isinstance(module.forward, MixerForward):
+                module.forward.adapters = self.of_step
+
+    def load(self, number: int, adapter: Adapter) -> Iterator[bool]:
+        """Load the adapter under this number, layer by layer. Steps may run before each of them.
+
+        Yields whether the matrices of all adapters have moved.
+
+        Raises ModelError if the adapter does not fit the model. Nothing of it is left then, or when the iterator is
+        closed early.
+        """
+        self._check(adapter)
+        columns = self.of_step.find_free(adapter.rank)
+        is_moved = self._make_room(
+            adapter, max(self.of_step.num_columns, -(-columns.stop // native.PANEL) * native.PANEL)
+        )
+        self.of_step.take(number, columns)
+        try:
+            for place in self._places:
+                linear = place.linear
+                if isinstance(linear, AdaptedLinear):
+                    yield is_moved
+                    is_moved = False
+                    linear.write(columns, [_read(adapter, name, linear.dtype) for name in place.used])
+        except BaseException:
+            self.of_step.release(number)
+            raise
+
+    def unload(self, number: int) -> None:
+        """Free the columns of an adapter that no row of a later step uses."""
+        self.of_step.release(number)
+
+    def _make_room(self, adapter: Adapter, num_columns: int) -> bool:
+        """Give the layers that the adapter changes, and those of others, the slices and columns that they need.
+
+        Either all layers get them, or none if the memory is full. Returns whether matrices have moved.
+        """
+        made: list[tuple[_Place, list[str], AdaptedLinear]] = []
+        for place in self._places:
+            added = [name for name in place.slices if name in adapter.shapes and name not in place.used]
+            if added or (place.used and num_columns > self.of_step.num_columns):
+                used = [*place.used, *added]
+                made.append((place, used, place.rebuild(used, self.of_step, num_columns, self._like)))
+        if not made:
+            return False
+        self.of_step.grow(num_columns)
+        for place, used, linear in made:
+            place.use(used, linear)
+        for layer in self._layers:
+            layer.use_adapters(self.of_step)
+        return True
+
+    def _check(self, adapter: Adapter) -> None:
+        known = {name: (place, outputs) for place in self._places for name, outputs in place.slices.items()}
+        if unknown := sorted(adapter.shapes.keys() - known.keys()):
+            raise adapter.refuse(
+                f"it changes {unknown[0]}, which is not a linear layer of this model that can have an adapter"
+            )
+        for name in adapter.shapes:
+            place, outputs = known[name]
+            _check_shape(adapter, name, (place.part.in_features, outputs.stop - outputs.start))
+
+
+def _read(adapter: Adapter, name: str, dtype: torch.dtype) -> Factors | None:
+    return adapter.read(name, dtype) if name in adapter.shapes else None
+
+
+def _find_place(model: nn.Module, path: str, slices: Mapping[str, slice]) -> _Place:
+    parent, _, attribute = path.rpartition(".")
+    return _Place(model.get_submodule(parent), attribute, slices)
 
 
 def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:
@@ -90,39 +182,6 @@ def _slice(path: str, sizes: dict[str, int], whole: str) -> _Slices:
         slices[f"{path}.{name}"] = slice(start, start + size)
         start += size
     return slices | {f"{path}.{whole}": slice(0, start)}
-
-
-def _check_names(adapter: Adapter, places: dict[str, _Slices]) -> None:
-    known = {name for slices in places.values() for name in slices}
-    if unknown := sorted(adapter.shapes.keys() - known):
-        raise adapter.refuse(
-            f"it changes {unknown[0]}, which is not a linear layer of this model that can have an adapter"
-        )
-
-
-def _adapt(
-    part: nn.Linear | PackedLinear,
-    adapters: Adapters,
-    found: Sequence[Adapter],
-    changed: _Slices,
-    like: tuple[torch.device, torch.dtype],
-) -> AdaptedLinear:
-    """Return the layer with the adapters' matrices side by side, with zeros for adapters that do not change it."""
-    device, dtype = like
-    down = torch.zeros(len(changed), adapters.num_columns, part.in_features, device=device, dtype=dtype)
-    slices = []
-    for index, (name, outputs) in enumerate(changed.items()):
-        up = torch.zeros(adapters.num_columns, outputs.stop - outputs.start, device=device, dtype=dtype)
-        start = 0
-        for adapter in found:
-            if (shape := adapter.shapes.get(name)) is not None:
-                _check_shape(adapter, name, (part.in_features, up.shape[1]))
-                factors, columns = adapter.read(name, dtype), slice(start, start + shape.rank)
-                down[index, columns], up[columns] = factors.down.to(device), factors.up.to(device)
-            start += adapter.rank
-        slices.append((outputs, up))
-    kind = NativeAdaptedLinear if isinstance(part, NativeLinear) else AdaptedLinear
-    return kind(part, adapters, down, slices)
 
 
 def _check_shape(adapter: Adapter, layer: str, wanted: tuple[int, int]) -> None:

@@ -96,12 +96,12 @@ _CHANGING = _Config.__struct_fields__[_Config.__struct_fields__.index("lora_bias
 class Adapter:
     """One adapter, whose configuration and sizes have been checked. Its matrices are read layer by layer."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: str) -> None:
         """Raises ModelError, which names the adapter."""
-        self.name = name
+        self.name, folder = name, Path(directory)
         with self._naming_the_adapter():
-            self._config, self._file = _read_config(directory), _open_weights(directory)
-            self.shapes = _read_shapes(self._file, directory / WEIGHTS_FILE)  # by the name of the layer in the model
+            self._config, self._file = _read_config(folder), _open_weights(folder)
+            self.shapes = _read_shapes(self._file, folder / WEIGHTS_FILE)  # by the name of the layer in the model
 
     @property
     def rank(self) -> int:

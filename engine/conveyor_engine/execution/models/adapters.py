@@ -9,6 +9,9 @@ of other adapters than the token's own are set to 0. The shapes depend only on t
 capture this. Without a graph, only the columns of adapters that the step uses are computed. In a step without adapters,
 the wrapped layers compute what they compute without a wrapper.
 
+Adapters come and go between steps. A new one gets columns that are free, so that the others stay where they are, also
+for graphs.
+
 Compare S-LoRA (arXiv 2311.03285) and Punica (arXiv 2310.18547), whose kernels gather the matrices of each token: their
 work does not grow with the number of adapters, but prompts are slower.
 """
@@ -22,23 +25,22 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.adapter_files import Factors
+from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.transfer import to_device
 
 
 class Adapters:
-    """The adapters of a model, which have the numbers 1 to N, and those that the tokens of the current step use.
+    """The adapters of a model, and those that the tokens of the current step use.
 
-    Number 0 means that a token uses none.
+    An adapter has a number from 1 on, which no later adapter gets. Number 0 means that a token uses none.
     """
 
-    def __init__(self, ranks: Sequence[int], device: torch.device, *, is_native: bool = False) -> None:
-        """ranks: of each adapter, in order. is_native: whether compiled kernels compute layers with adapters."""
-        self._device, self._number, self._is_native = device, len(ranks), is_native
-        ends = np.cumsum([0, 0, *ranks], dtype=np.int32)
-        self._ranges = np.stack((ends[:-1], ends[1:]), axis=1)  # of columns, by the adapter's number
-        owners = np.repeat(np.arange(1, len(ranks) + 1, dtype=np.int32), ranks)
-        unused = -len(owners) % native.PANEL if is_native else 0  # the kernels compute whole panels of columns
-        self._owners_host = np.append(owners, np.full(unused, -1, dtype=np.int32))
+    def __init__(self, device: torch.device, *, is_native: bool = False) -> None:
+        """is_native: whether compiled kernels compute layers with adapters."""
+        self._device, self._is_native = device, is_native
+        self._ranges = np.zeros((1, 2), dtype=np.int32)  # of columns, by the adapter's number
+        self._owners_host = np.zeros(0, dtype=np.int32)  # the adapter that each column belongs to; -1: it is free
         self._owners = to_device(self._owners_host, device)
         self.columns: torch.Tensor | None = None  # those that this step computes; None: all
         self._of_tokens: torch.Tensor | None = None
@@ -50,6 +52,37 @@ class Adapters:
     @property
     def num_columns(self) -> int:
         return len(self._owners_host)
+
+    def find_free(self, rank: int) -> slice:
+        """Return the first neighbouring columns that are free. They may lie behind those that there are."""
+        start = 0
+        for first, end in sorted(self._ranges[self._ranges[:, 0] < self._ranges[:, 1]].tolist()):
+            if first - start >= rank:
+                break
+            start = end
+        return slice(start, start + rank)
+
+    def grow(self, num_columns: int) -> None:
+        """Have so many columns from now on, as all layers must. A multiple of PANEL, which the kernels need."""
+        free = np.full(num_columns - self.num_columns, -1, dtype=np.int32)
+        self._owners_host = np.append(self._owners_host, free)
+        self._owners = to_device(self._owners_host, self._device)
+
+    def take(self, number: int, columns: slice) -> None:
+        """Give free columns to an adapter."""
+        missing = number + 1 - len(self._ranges)
+        self._ranges = np.pad(self._ranges, ((0, max(0, missing)), (0, 0)))
+        self._ranges[number] = columns.start, columns.stop
+        self._set_owner(columns, number)
+
+    def release(self, number: int) -> None:
+        """Free the columns of an adapter that no token uses any more."""
+        self._set_owner(slice(*self._ranges[number].tolist()), -1)
+        self._ranges[number] = 0
+
+    def _set_owner(self, columns: slice, number: int) -> None:
+        self._owners_host[columns] = number
+        self._owners[columns] = number  # in place, because graphs read it
 
     @property
     def is_used(self) -> bool:
@@ -71,7 +104,7 @@ class Adapters:
             self._begin_native(of_tokens.numpy())
             return
         owners = self._owners
-        if used is not None and len(used) < self._number:
+        if used is not None:
             self.columns = to_device(np.flatnonzero(np.isin(self._owners_host, used)), self._device)
             owners = owners[self.columns]
         self._others = of_tokens[:, None] != owners
@@ -123,19 +156,41 @@ class AdaptedLinear(nn.Module):
     """A linear layer, x (1, T, in) -> (1, T, out), with adapters for slices of its output."""
 
     def __init__(
-        self, part: nn.Module, adapters: Adapters, down: torch.Tensor, slices: Sequence[tuple[slice, torch.Tensor]]
+        self,
+        part: nn.Linear | PackedLinear,
+        adapters: Adapters,
+        slices: Sequence[slice],
+        num_columns: int,
+        like: tuple[torch.device, torch.dtype],
     ) -> None:
-        """part: the layer without adapters.
-
-        down: (slices, columns, in). slices: for each of them, the outputs and the second matrices (columns, size).
-        """
+        """part: the layer without adapters. num_columns: of all adapters. like: of the matrices, which are 0."""
         super().__init__()
-        self.part, self.adapters = part, adapters
-        self.num_reduced = down.shape[0] * down.shape[1]  # numbers for each token between the two products
-        self._keep(down, slices)
+        self.part, self.adapters, self.slices, self.dtype = part, adapters, slices, like[1]
+        self.num_reduced = len(slices) * num_columns  # numbers for each token between the two products
+        self._allocate(num_columns, *like)
 
-    def _keep(self, down: torch.Tensor, slices: Sequence[tuple[slice, torch.Tensor]]) -> None:
-        self._down, self._slices = down, slices
+    def _allocate(self, num_columns: int, device: torch.device, dtype: torch.dtype) -> None:
+        width = self.part.in_features
+        self._down = torch.zeros(len(self.slices), num_columns, width, device=device, dtype=dtype)
+        self._ups = [
+            torch.zeros(num_columns, outputs.stop - outputs.start, device=device, dtype=dtype)
+            for outputs in self.slices
+        ]
+
+    def take(self, other: "AdaptedLinear") -> None:
+        """Copy the matrices of a layer with the same slices first, and with fewer slices or columns."""
+        number, columns = other._down.shape[:2]
+        self._down[:number, :columns] = other._down
+        for mine, theirs in zip(self._ups, other._ups, strict=False):
+            mine[:columns] = theirs
+
+    def write(self, columns: slice, factors: Sequence[Factors | None]) -> None:
+        """Set an adapter's columns. factors: for each slice; None: the adapter does not change it."""
+        for index, (of_slice, up) in enumerate(zip(factors, self._ups, strict=True)):
+            self._down[index, columns] = up[columns] = 0
+            if of_slice is not None:
+                own = slice(columns.start, columns.start + len(of_slice.down))
+                self._down[index, own], up[own] = of_slice.down, of_slice.up
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.part(x)
@@ -150,15 +205,28 @@ class AdaptedLinear(nn.Module):
         reduced = (x @ down.flatten(0, 1).t()).view(len(x), *down.shape[:2])
         # Not a product with 0: one adapter's infinity would become the other tokens' NaN.
         reduced.masked_fill_(self.adapters.others_of(len(x))[:, None], 0)
-        for index, (outputs, up) in enumerate(self._slices):
+        for index, (outputs, up) in enumerate(zip(self.slices, self._ups, strict=True)):
             out[:, outputs].addmm_(reduced[:, index], up if columns is None else up[columns])
 
 
 class NativeAdaptedLinear(AdaptedLinear):
     """The same with the compiled kernels."""
 
-    def _keep(self, down: torch.Tensor, slices: Sequence[tuple[slice, torch.Tensor]]) -> None:
-        self.weights = native.AdapterWeights(down, slices)
+    def _allocate(self, num_columns: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.weights = native.AdapterWeights(self.part.in_features, self.slices, num_columns, dtype)
+
+    def take(self, other: AdaptedLinear) -> None:
+        assert isinstance(other, NativeAdaptedLinear)
+        self.weights.take(other.weights)
+
+    def write(self, columns: slice, factors: Sequence[Factors | None]) -> None:
+        rank = columns.stop - columns.start
+        for index, (of_slice, outputs) in enumerate(zip(factors, self.slices, strict=True)):
+            down = torch.zeros(rank, self.part.in_features, dtype=self.weights.dtype)
+            up = torch.zeros(rank, outputs.stop - outputs.start, dtype=self.weights.dtype)
+            if of_slice is not None:
+                down[: len(of_slice.down)], up[: len(of_slice.up)] = of_slice.down, of_slice.up
+            self.weights.write(index, columns.start, down, up)
 
     def _add_adapters(self, out: torch.Tensor, x: torch.Tensor) -> None:
         columns = self.adapters.columns_of(len(x))

@@ -6,28 +6,49 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from conveyor_engine.execution.native import library
-from conveyor_engine.execution.native.packed import PANEL, pack_linear
+from conveyor_engine.execution.native.packed import PANEL, allocate
 
 _MANY = 32  # tokens
+_PAIR = {torch.float32: 1, torch.bfloat16: 2}  # neighbours of a row of packed weights that are stored together
 
 
 class AdapterWeights:
-    """The matrices of all adapters of a linear layer, for slices of its outputs."""
+    """The matrices of all adapters of a linear layer, for slices of its outputs. They are 0 until `write` sets them."""
 
-    def __init__(self, down: torch.Tensor, slices: Sequence[tuple[slice, torch.Tensor]]) -> None:
-        """down: (slices, columns, in), columns a multiple of PANEL. slices: outputs, second matrix (columns, size)."""
-        number, columns, width = down.shape
+    def __init__(self, in_features: int, outputs: Sequence[slice], columns: int, dtype: torch.dtype) -> None:
+        """outputs: the slices. columns: of all adapters together, a multiple of PANEL."""
+        number = len(outputs)
         assert columns % PANEL == 0
-        by_panel = down.view(number, columns // PANEL, PANEL, width).transpose(0, 1)
-        down_packed = pack_linear(by_panel.reshape(-1, width))
-        ups = [pack_linear(up.t().contiguous()) for _, up in slices]
-        outputs = (ctypes.c_int64 * number)(*(of.start for of, _ in slices))
-        calls = (library.Linear * number)(*(up.product(down.dtype) for up in ups))
-        self._kept = (down_packed, ups, outputs, calls)  # the structure points to their memory
-        self.in_features, self.dtype = width, down.dtype
-        self.call = library.Adapters(down_packed.product(down.dtype), calls, ctypes.addressof(outputs), number)
+        self._down = allocate(number * columns, in_features, dtype)
+        self._ups = [allocate(of.stop - of.start, columns, dtype) for of in outputs]
+        starts = (ctypes.c_int64 * number)(*(of.start for of in outputs))
+        calls = (library.Linear * number)(*(up.product(dtype) for up in self._ups))
+        self._kept = (starts, calls)  # the structure points to their memory
+        self.in_features, self.dtype, self._num_slices = in_features, dtype, number
+        self.call = library.Adapters(self._down.product(dtype), calls, ctypes.addressof(starts), number)
+
+    def take(self, other: "AdapterWeights") -> None:
+        """Set the matrices of another object with the same slices first, and with fewer slices or columns."""
+        panels = other._down.data.view(-1, other._num_slices, *other._down.data.shape[1:])
+        self._down.data.view(-1, self._num_slices, *panels.shape[2:])[: len(panels), : other._num_slices] = panels
+        for mine, theirs in zip(self._ups, other._ups, strict=False):
+            mine.data[:, : theirs.data.shape[1]] = theirs.data
+
+    def write(self, index: int, first: int, down: torch.Tensor, up: torch.Tensor) -> None:
+        """Set the matrices of slice `index` from column `first` on: down (columns, in), up (columns, size)."""
+        columns = torch.arange(first, first + len(down))
+        panels, rows = columns // PANEL, columns % PANEL
+        whole, pair = self._down.data.shape[1], _PAIR[self.dtype]
+        by_panel = self._down.data.view(-1, self._num_slices, whole // pair, PANEL, pair)
+        by_panel[panels, index, :, rows] = functional.pad(down, (0, whole - down.shape[1])).view(len(down), -1, pair)
+        size = len(self._ups[index].data) * PANEL
+        by_pair = self._ups[index].data.view(size // PANEL, -1, PANEL, pair)
+        by_pair[:, columns // pair, :, columns % pair] = functional.pad(up, (0, size - up.shape[1])).view(
+            len(up), -1, PANEL
+        )
 
 
 class Columns:

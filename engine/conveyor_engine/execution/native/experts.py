@@ -18,7 +18,8 @@ class PackedStack:
     @classmethod
     def pack(cls, weights: torch.Tensor) -> "PackedStack":
         """Pack weights (experts, out, in). The plain tensor is not kept."""
-        data = library.zeros((len(weights), *packed_shape(weights[0])), weights.dtype)
+        number, out_features, in_features = weights.shape
+        data = library.zeros((number, *packed_shape(out_features, in_features, weights.dtype)), weights.dtype)
         for weight, place in zip(weights, data, strict=True):
             pack_into(weight, place)
         return cls(data, PackedWeight(data[0], *weights.shape[1:]))

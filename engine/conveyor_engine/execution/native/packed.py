@@ -111,15 +111,21 @@ Packed = PackedWeight | PackedIntegers
 
 def pack_linear(weight: torch.Tensor) -> PackedWeight:
     """Pack weight (out, in), whose rows must be contiguous. The plain tensor is not kept."""
-    data = library.zeros(packed_shape(weight), weight.dtype)
-    pack_into(weight, data)
-    return PackedWeight(data, *weight.shape)
-
-
-def packed_shape(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Return the shape of the packed weight (out, in)."""
     out_features, in_features = weight.shape
-    columns = in_features if weight.dtype == torch.float32 else in_features + in_features % 2
+    packed = allocate(out_features, in_features, weight.dtype)
+    pack_into(weight, packed.data)
+    return packed
+
+
+def allocate(out_features: int, in_features: int, dtype: torch.dtype) -> PackedWeight:
+    """Return packed weights of this shape that are 0."""
+    data = library.zeros(packed_shape(out_features, in_features, dtype), dtype)
+    return PackedWeight(data, out_features, in_features)
+
+
+def packed_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the shape of packed weights (out, in)."""
+    columns = in_features if dtype == torch.float32 else in_features + in_features % 2
     return -(-out_features // PANEL), columns, PANEL
 
 

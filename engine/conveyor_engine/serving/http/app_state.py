@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import Unavailable
+from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
@@ -27,6 +28,7 @@ class AppState:
     memory: Memory
     usage: UsageReports
     created: int  # Unix seconds
+    adapters: AdapterFile | None = None  # those that may come and go
 
 
 def app_state(request: Request) -> AppState:

@@ -80,7 +80,9 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
             content_type = request.headers.get("content-type", "")[:_CONTENT_TYPE_CHARACTERS]
             num_max, deadline = state.engine.num_requests_max, arrival + timeout
             chosen = choose_kind(facts, kind, body)
-            job = Job(chosen, facts, num_max, arrival, body, level, deadline, json_bytes, content_type)
+            job = Job(
+                chosen, facts, num_max, arrival, body, level, deadline, json_bytes, content_type, state.model.adapters
+            )
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             yield Arriving(state, prepared, arrival + timeout, place_condition)

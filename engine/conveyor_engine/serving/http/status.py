@@ -41,8 +41,8 @@ def _json(content: object, status: int = 200) -> Response:
 async def list_models(request: Request) -> Response:
     """Respond to GET /v1/models."""
     state = app_state(request)
-    models = ModelList(object="list", data=[_model(state, number) for number in range(len(state.model.names))])
-    return _json(models)
+    adapters = [name for name, adapter in state.model.adapters.items() if adapter.number]
+    return _json(ModelList(object="list", data=[_model(state, adapter) for adapter in ("", *adapters)]))
 
 
 async def get_model(request: Request) -> Response:
@@ -51,13 +51,13 @@ async def get_model(request: Request) -> Response:
     return _json(_model(state, state.model.find_adapter(request.path_params["model"])))
 
 
-def _model(state: AppState, adapter: int) -> Model:
-    """Describe the model with the adapter of this number; 0: without an adapter."""
-    facts, model, config = state.engine.facts, state.model, state.config
-    name, root = model.names[adapter], config.adapters[adapter - 1][1] if adapter else config.model
+def _model(state: AppState, adapter: str) -> Model:
+    """Describe the model with the adapter of this name; "": without an adapter."""
+    facts, model = state.engine.facts, state.model
+    root = model.adapters[adapter].directory if adapter else state.config.model
     context = facts.max_model_len if facts else None
     return {
-        "id": name,
+        "id": model.full_name(adapter),
         "object": "model",
         "created": state.created,
         "owned_by": "conveyor",
@@ -79,6 +79,8 @@ async def get_livez(request: Request) -> Response:
 async def get_readyz(request: Request) -> Response:
     """Respond with 200 while requests are accepted: the engine is warm, alive and not draining. Otherwise with 503.
 
+    An engine whose adapters come from a file also waits until each of them is loaded or has failed once.
+
     The header with the pod's name shows a gateway that the address still belongs to the pod that it means.
     """
     state = app_state(request)
@@ -89,7 +91,8 @@ async def get_readyz(request: Request) -> Response:
 
 def is_ready(state: AppState) -> bool:
     """Return whether requests are accepted."""
-    return state.engine.state is State.READY and is_alive(state)
+    is_settled = state.adapters is None or state.adapters.is_settled
+    return state.engine.state is State.READY and is_settled and is_alive(state)
 
 
 def is_alive(state: AppState) -> bool:
@@ -117,6 +120,7 @@ async def get_load(request: Request) -> Response:
         limit_reason=engine.stats.limit_reason,
         draining=engine.state is State.DRAINING,
         warm_up_seconds=engine.start_seconds.get("warm_up"),
+        adapters={} if state.adapters is None else state.adapters.states,
     )
     return _json(load)
 

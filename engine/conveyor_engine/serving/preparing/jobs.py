@@ -5,7 +5,7 @@ pool and the routes in the API process, and by `process` in the workers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.parsing.dialect import NO_DIALECT, Dialect
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part
+from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part, ServedAdapter
 
 Fields = TypeVar("Fields", bound=ModelFields)
 # A body that escapes letters of these is prepared with the limits for texts.
@@ -37,7 +37,7 @@ class ServedModel:
     sampling_defaults: SamplingDefaults
     dialect: Dialect = NO_DIALECT
     reader: Any = None  # the object that the task's `reading` module loaded; only in workers
-    adapters: tuple[str, ...] = ()  # their names, in the order of the setting
+    adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; in the API process they may change
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,20 +48,30 @@ class ServedModel:
     @property
     def names(self) -> list[str]:
         """The names that requests may use: the model's own, and one for each adapter."""
-        return [self.name, *(f"{self.name}:{adapter}" for adapter in self.adapters)]
+        return [self.name, *(self.full_name(name) for name, adapter in self.adapters.items() if adapter.number)]
 
-    def find_adapter(self, name: str | None) -> int:
-        """Return the number of the adapter that this name selects; 0: none. Raises UnknownModel.
+    def full_name(self, adapter: str) -> str:
+        """Return the name of the model with this adapter; "": without one."""
+        return f"{self.name}:{adapter}" if adapter else self.name
+
+    def adapter_in(self, full_name: str) -> str:
+        """Return the adapter's name in what `full_name` has returned."""
+        return full_name[len(self.name) + 1 :]
+
+    def find_adapter(self, name: str | None) -> str:
+        """Return the name of the adapter that this name selects; "": none. Raises UnknownModel.
 
         An adapter's own name selects it too, as in vLLM.
         """
         if name is None or name == self.name:
-            return 0
+            return ""
+        own = name if name in self.adapters else self.adapter_in(name)
+        if own in self.adapters and name in (own, self.full_name(own)):
+            if self.adapters[own].number:
+                return own
+            message = f"the adapter {own!r} is not loaded here; GET /load says why"
+            raise UnknownModel(message, param="model", model=name)
         names = self.names
-        if name in self.adapters:
-            return 1 + self.adapters.index(name)
-        if name in names:
-            return names.index(name)
         known = f"{self.name!r} is"
         if len(names) > 1:
             known = f"these are: {', '.join(names[:_NAMED_MAX])}{', ...' if len(names) > _NAMED_MAX else ''}"

@@ -191,7 +191,7 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
 
 def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
     try:
-        return _encode(find_kind(job).prepare(model, job))
+        return _encode(find_kind(job).prepare(replace(model, adapters=job.adapters), job))
     except RequestError as error:
         return Failure.of(error)
     except MemoryError:

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
+from conveyor_engine.execution.models.adapt import ModelAdapters
+from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
@@ -283,9 +284,10 @@ def test_adapters_are_added_to_rounded_weights(tmp_path: Path) -> None:
     ours, _ = rounded("Qwen3", "int8")
     expected = [make_reference(ours, "Qwen3") for _ in range(2)]
     PeftModel.from_pretrained(expected[1], tmp_path / "adapter")
-    adapters = add_adapters(ours, open_adapters([("a", str(tmp_path / "adapter"))]), torch.device("cpu"), torch.float32)
+    of_model = ModelAdapters(ours, torch.device("cpu"), torch.float32)
+    list(of_model.load(1, Adapter("a", str(tmp_path / "adapter"))))
     for number, reference in enumerate(expected):
-        adapters.begin(torch.full((NUM_TOKENS,), number, dtype=torch.int32), [number] * number)
+        of_model.of_step.begin(torch.full((NUM_TOKENS,), number, dtype=torch.int32), [number] * number)
         assert_same(logits_of(ours), logits_of(reference))
     assert relative_error(logits_of(expected[1]), logits_of(expected[0])) > 0.1
 

@@ -28,7 +28,23 @@ class Adapters:
             (slice(start, start + size), random(sum(RANKS), size, dtype=dtype, seed=start) / 4)
             for start, size in zip(starts, sizes, strict=False)
         ]
-        self.packed = native.AdapterWeights(self.down, self.ups)
+        self.packed = self.pack()
+
+    def pack(self) -> native.AdapterWeights:
+        """Write the adapters one after another, the second half of them after the matrices have got more columns."""
+        outputs, (number, columns, width) = [of for of, _ in self.ups], self.down.shape
+        packed = native.AdapterWeights(width, outputs[:1], 32, self.down.dtype)
+        for end in (32, columns):
+            for first in range(0 if end == 32 else 32, end, 16):
+                for index, (_, up) in enumerate(self.ups[: 1 if end == 32 else number]):
+                    part = slice(first, first + 16)
+                    packed.write(index, first, self.down[index, part], up[part])
+            if end == 32:
+                smaller, packed = packed, native.AdapterWeights(width, outputs, columns, self.down.dtype)
+                packed.take(smaller)
+                for index, (_, up) in enumerate(self.ups[1:], start=1):
+                    packed.write(index, 0, self.down[index, :32], up[:32])
+        return packed
 
     def add(self, y: torch.Tensor, x: torch.Tensor, adapters: list[int]) -> torch.Tensor:
         """Return y and what each row's adapter adds, in float64."""
@@ -84,7 +100,7 @@ def test_many_neighbours_with_one_adapter_are_computed_apart() -> None:
 def test_an_adapter_that_overflows_changes_no_other_row(dtype: torch.dtype) -> None:
     made = Adapters(45, [50], dtype)
     made.down[:, slice(*RANGES[2].tolist())] = torch.inf
-    packed = native.AdapterWeights(made.down, made.ups)
+    packed = made.pack()
     adapters = [1, 2, 0, 3]
     x, y = random(4, 45, dtype=dtype), random(4, 50, dtype=dtype)
     before = y.clone()
@@ -101,7 +117,7 @@ def test_only_the_panels_of_adapters_in_use_are_read(dtype: torch.dtype) -> None
     expected = made.add(y, x, [6, 6])
     for matrix in (*made.down, *(up for _, up in made.ups)):
         matrix[:64] = torch.nan  # the columns of the panels before
-    native.add_adapters(y, x, native.AdapterWeights(made.down, made.ups), columns([6, 6]))
+    native.add_adapters(y, x, made.pack(), columns([6, 6]))
     assert_close(y, expected)
 
 

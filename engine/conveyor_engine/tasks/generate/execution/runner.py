@@ -6,10 +6,9 @@ most steps. The other steps run eagerly.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import msgspec
 import torch
@@ -28,7 +27,7 @@ from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
-from conveyor_engine.execution.models.adapt import add_adapters, open_adapters
+from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
@@ -40,18 +39,17 @@ from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners.base import Runner
-from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.start import Load, Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
-from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.tasks.generate.execution.results import start_copy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
 from conveyor_engine.tasks.generate.execution.slices import SlicedEncoder
 from conveyor_engine.wire.kv_tables import KVTables
-from conveyor_engine.wire.request import ModelFacts, TokenLogprobs
+from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
 
 
@@ -76,7 +74,7 @@ class GenerateRunner(Runner):
         self.backend = select_backend(
             config.attention_backend, self.device, start.dtype, config.block_size, config.kv_cache_dtype
         )
-        adapters = open_adapters(config.adapters)
+        adapters = [Adapter(name, directory) for name, directory in config.adapters]
         self.model = start.load()
         towers = take_towers(self.model) if start.sees else []
         fix_frequencies(self.model, max_model_len)
@@ -85,7 +83,12 @@ class GenerateRunner(Runner):
             self._prepare_states(start, layers, shapes, placement)
         self._sight, blind_because = open_sight(self.model, towers, config.model, layers, shapes)
         start.fuse(self.model, len(layers))
-        self._adapters = self._add_adapters(start, adapters)
+        self._adapters: ModelAdapters | None = None
+        if adapters or config.adapters_file:
+            self._adapters = ModelAdapters(self.model, self.device, start.dtype)
+            for number, adapter in enumerate(adapters, start=1):
+                list(self._adapters.load(number, adapter))
+            start.progress(f"event=adapters_loaded number={len(adapters)} ranks={sum(each.rank for each in adapters)}")
         if self._sight is None or not (self._sight.is_deep or self._sight.sees_ahead):
             join_layers(self.model)
         capture = capture or choose_capture(self.device, config.enforce_eager)
@@ -113,12 +116,14 @@ class GenerateRunner(Runner):
         )
         self.facts = msgspec.structs.replace(self.facts, has_states=self._states is not None)
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
+        self._make_adapted_graphs: Callable[[], StepGraphs] | None = None
         self.graphs: StepGraphs | None = None
         self._adapted_graphs: StepGraphs | None = None  # of steps in which rows may use any adapters
         if capture is not None:
             self.graphs = self._make_graphs(capture, num_blocks, progress, ())
-            if self._adapters is not None:
-                self._adapted_graphs = self._make_graphs(capture, num_blocks, progress, None)
+            self._make_adapted_graphs = partial(self._make_graphs, capture, num_blocks, progress, None)
+            if adapters:
+                self._capture_adapted()
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
         self._sliced: SlicedEncoder | None = None
         if self._sight is not None:
@@ -148,12 +153,18 @@ class GenerateRunner(Runner):
         with torch.inference_mode():
             self._forward(tokens, tokens, 0, PagedStep(self.backend, metadata, token_rows=tokens[0]), ())
 
-    def _add_adapters(self, start: RunnerStart, found: Sequence[Adapter]) -> Adapters | None:
-        if not found:
-            return None
-        adapters = add_adapters(self.model, found, self.device, start.dtype)
-        start.progress(f"event=adapters_loaded number={len(found)} ranks={sum(adapter.rank for adapter in found)}")
-        return adapters
+    def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
+        """Load an adapter between steps, as `ModelAdapters.load` does. Graphs are captured again if they have to be."""
+        assert self._adapters is not None
+        for is_moved in self._adapters.load(number, Adapter(name, directory)):
+            if is_moved:
+                self._capture_adapted()
+            yield
+
+    def unload_adapter(self, number: int) -> None:
+        """Free what an adapter takes. No later step has rows that use it."""
+        assert self._adapters is not None
+        self._adapters.unload(number)
 
     def _prepare_states(
         self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, placement: Placement
@@ -234,6 +245,12 @@ class GenerateRunner(Runner):
         free_cached_memory(self.device)  # frees the memory of the run that precedes each capture
         return graphs
 
+    def _capture_adapted(self) -> None:
+        """Capture the graphs of steps with adapters, in place of those of other matrices."""
+        self._adapted_graphs = None  # frees their memory
+        if self._make_adapted_graphs is not None:
+            self._adapted_graphs = self._make_adapted_graphs()
+
     def _find_largest_decode(self, facts: ModelFacts) -> int | None:
         """Return the number of rows of the largest step of decodes that is worth a graph.
 
@@ -289,10 +306,10 @@ class GenerateRunner(Runner):
         """
         with torch.inference_mode():
             if found is not None and not masks and self._sampler.is_enough(samples):
-                return _start_copy(plan, Sampled(found.tokens, None))
+                return start_copy(plan, Sampled(found.tokens, None))
             sampled = self._sampler.sample(logits, samples, masks, found)
             self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-            return _start_copy(plan, sampled)
+            return start_copy(plan, sampled)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         graphs = self._adapted_graphs if self._find_used(plan) else self.graphs
@@ -332,7 +349,7 @@ class GenerateRunner(Runner):
         a prompt's last picture.
         """
         if self._adapters is not None:
-            _begin_adapters(self._adapters, self._rows, input_ids.shape[1], paged, used)
+            _begin_adapters(self._adapters.of_step, self._rows, input_ids.shape[1], paged, used)
         if isinstance(paged, PagedStep):
             position_ids = self._rows.shift_positions(position_ids, paged.token_rows)
         logits: torch.Tensor = self.model(
@@ -352,36 +369,6 @@ def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Page
         adapters.begin(rows.adapters[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
     else:  # a measurement: all tokens use one
         adapters.begin(rows.adapters.new_ones(num_tokens), used)
-
-
-def _start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
-    """Start the copy to the host. Returns a function that waits for the copy and returns the step's result."""
-    requested = sampled.logprobs
-    copy = HostCopy(sampled.token_ids, *(requested.tensors() if requested else ()))
-
-    def read() -> StepResult:
-        token_ids, *tensors = copy.wait()
-        logprobs = Logprobs(requested.columns, *tensors).by_row(len(token_ids)) if requested else None
-        if sampled.is_scored is None:
-            return StepResult(plan.number, token_ids[:, None].tolist(), logprobs)
-        assert logprobs is not None
-        return _join_rows(plan, token_ids.tolist(), logprobs, sampled.is_scored.tolist())
-
-    return read
-
-
-def _join_rows(
-    plan: StepPlan, token_ids: list[int], logprobs: list[list[TokenLogprobs] | None], is_scored: list[bool]
-) -> StepResult:
-    """Join the entries of each row: the tokens that were sampled, and all log probabilities."""
-    sampled: list[list[int]] = []
-    joined: list[list[TokenLogprobs] | None] = []
-    entries = iter(zip(token_ids, logprobs, is_scored, strict=True))
-    for count in filter(None, plan.num_logits):
-        of_row = list(islice(entries, count))
-        sampled.append([token_id for token_id, _, scored in of_row if not scored])
-        joined.append([each for _, some, _ in of_row for each in some or ()] or None)
-    return StepResult(plan.number, sampled, joined)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -211,6 +211,7 @@ def _prepared(
     bad_words = _read_bad_words(model, fields.bad_words or ())
     check_listed_tokens(fields, bad_words, job.facts)
     adapter, payload = model.find_adapter(fields.model), encode_pictures(pictures)
+    number = model.adapters[adapter].number if adapter else 0
     for prompt in prompts:
         params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens)
         params = msgspec.structs.replace(params, bad_words=bad_words)
@@ -229,7 +230,7 @@ def _prepared(
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
-                adapter=adapter,
+                adapter=number,
                 payload=payload,
                 pictures=[placed.span for placed in pictures],
             )
@@ -239,7 +240,7 @@ def _prepared(
     check_logprobs(fields, all_params, fields.choices_per_prompt() * sum(map(len, prompts)) if is_scored else 0)
     return PreparedText(
         id=request_id,
-        model=model.names[adapter],
+        model=model.full_name(adapter),
         stream=bool(fields.stream),
         include_usage=include_usage,
         continuous_usage=continuous_usage,

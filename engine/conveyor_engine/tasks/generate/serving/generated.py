@@ -57,7 +57,7 @@ class GeneratedResponse(EngineResponse):
             choice.leave()
 
     async def _send_answer(self, send: Send) -> None:
-        if not (adapter := self._state.model.find_adapter(self._prepared.model)):
+        if not (adapter := self._state.model.adapter_in(self._prepared.model)):
             return await self._send_text(send)
         self._use = use = AdapterUse(self._state.metrics.adapters, adapter)
         try:

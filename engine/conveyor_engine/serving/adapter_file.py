@@ -1,0 +1,208 @@
+"""Follows the file of the setting `adapters_file`: downloads, loads and unloads adapters while the engine serves.
+
+Created by `server`. Each adapter has a task of its own, so that one that cannot be fetched or loaded delays no other.
+A download is the command `fetch` in another process, with its limits and its reasons. An adapter with a new source
+replaces the old one when it is loaded. Until then, and if it fails, the old one answers.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from conveyor_engine.config.engine_config import ADAPTERS_MAX
+from conveyor_engine.errors import ModelError
+from conveyor_engine.serving.engine_client import EngineClient
+from conveyor_engine.wire.worker import ServedAdapter
+from conveyor_process.log import quote
+from conveyor_protocol.engine_pages import AdapterState
+from conveyor_protocol.failure_reasons import FailureReason
+
+_POLL_SECONDS: Final = 1.0  # the kubelet replaces a symbolic link, for which a watch on the file gets no event
+_DOWNLOADS_MAX: Final = 2
+_PREPARING_SECONDS: Final = 60.0  # longer than a worker takes to prepare a request
+_FIRST_WAIT_SECONDS: Final = 10.0  # before another attempt; doubled after each
+_WAIT_SECONDS_MAX: Final = 300.0
+_FILE_BYTES_MAX: Final = 1 << 20
+_MESSAGE_CHARACTERS: Final = 500
+_log = logging.getLogger(__name__)
+
+
+class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an adapter is, and where from it has to be downloaded. Empty: it is there already."""
+
+    directory: str
+    uri: str = ""
+
+
+class AdapterFile:
+    """The adapters of the file, and what has become of each."""
+
+    def __init__(self, path: Path, served: dict[str, ServedAdapter], engine: EngineClient) -> None:
+        """served: the adapters that requests may select, which this class changes. It keeps those that it has now."""
+        self._path, self._served, self._engine = path, served, engine
+        self._fixed = frozenset(served)
+        self._numbers = itertools.count(len(served) + 1)
+        self._sources: dict[str, _Source] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
+        self._loads: set[asyncio.Task[None]] = set()
+        self._states: dict[str, AdapterState] = {}
+        self._retired: dict[int, float] = {}  # numbers that no new request selects, and when they may be unloaded
+        self._is_settled = False
+        self._refused = ""
+
+    @property
+    def states(self) -> dict[str, AdapterState]:
+        """What has become of each adapter of the file, by name."""
+        return self._states
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each adapter of the first file has been loaded, or has failed once."""
+        return self._is_settled
+
+    async def follow(self) -> None:
+        """Follow the file until cancelled."""
+        try:
+            while True:
+                self._look()
+                self._unload()
+                self._is_settled |= all(state.state != "Loading" for state in self._states.values())
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            for task in (*self._tasks.values(), *self._loads):
+                task.cancel()
+
+    def _look(self) -> None:
+        """Begin to bring what is new in the file, and remove what is no longer there. A wrong file changes nothing."""
+        try:
+            wanted = self._read()
+        except (OSError, ValueError) as error:
+            if self._refused != str(error):
+                _log.warning("event=adapters_file_refused consequence=the_last_stays error=%s", quote(str(error)))
+            self._refused = str(error)
+            return
+        self._refused = ""
+        for name in self._sources.keys() - wanted.keys():
+            self._remove(name)
+        for name, source in wanted.items():
+            if self._sources.get(name) != source:
+                self._sources[name] = source
+                self._begin(name, source)
+
+    def _read(self) -> dict[str, _Source]:
+        content = self._path.read_bytes()
+        if len(content) > _FILE_BYTES_MAX:
+            raise ValueError(f"{self._path} has more than {_FILE_BYTES_MAX} bytes")
+        found = msgspec.yaml.decode(content or b"{}", type=dict[str, _Source])
+        if len(found) > ADAPTERS_MAX:
+            raise ValueError(f"{self._path} has {len(found)} adapters, more than {ADAPTERS_MAX}")
+        if clash := sorted(self._fixed.intersection(found)):
+            raise ValueError(f"the adapter {clash[0]!r} is in {self._path} and in the setting `adapters`")
+        return found
+
+    def _begin(self, name: str, source: _Source) -> None:
+        self._cancel(name)
+        self._served.setdefault(name, ServedAdapter(0, source.directory))
+        self._states[name] = AdapterState("Loading", serves=self._served[name].number > 0)
+        self._tasks[name] = asyncio.create_task(self._bring(name, source))
+
+    def _remove(self, name: str) -> None:
+        self._cancel(name)
+        del self._sources[name], self._states[name]
+        self._retire(self._served.pop(name).number)
+        _log.info("event=adapter_removed adapter=%s", name)
+
+    def _cancel(self, name: str) -> None:
+        if (task := self._tasks.pop(name, None)) is not None:
+            task.cancel()
+
+    def _retire(self, number: int) -> None:
+        """Unload the adapter when no request that has selected it is on its way to the engine any more."""
+        if number:
+            self._retired[number] = time.monotonic() + _PREPARING_SECONDS
+
+    def _unload(self) -> None:
+        for number, until in list(self._retired.items()):
+            if time.monotonic() >= until and not self._engine.has_unsent(number):
+                del self._retired[number]
+                self._engine.unload_adapter(number)
+
+    async def _bring(self, name: str, source: _Source) -> None:
+        """Download and load the adapter. Tries again after failures, with growing waits."""
+        for wait_seconds in _waits():
+            try:
+                if source.uri:
+                    async with self._downloads:
+                        await _fetch(name, source)
+                load = asyncio.create_task(self._load(name, source))
+                self._loads.add(load)
+                load.add_done_callback(self._loads.discard)
+                await asyncio.shield(load)
+            except ModelError as error:
+                serves = self._served[name].number > 0
+                self._states[name] = AdapterState("Failed", error.reason, str(error)[:_MESSAGE_CHARACTERS], serves)
+                _log.warning("event=adapter_failed adapter=%s reason=%s message=%s", name, error.reason, error)
+                await asyncio.sleep(wait_seconds)
+            else:
+                return
+
+    async def _load(self, name: str, source: _Source) -> None:
+        """Load the adapter and let requests select it. It is not cancelled, so that the engine's answer is known."""
+        number = next(self._numbers)
+        await self._engine.load_adapter(number, name, source.directory)
+        if self._sources.get(name) != source:  # the file has changed meanwhile
+            self._retire(number)
+            return
+        old, self._served[name] = self._served[name].number, ServedAdapter(number, source.directory)
+        self._states[name] = AdapterState("Ready", serves=True)
+        self._retire(old)
+        _log.info("event=adapter_loaded adapter=%s number=%d directory=%s", name, number, quote(source.directory))
+
+
+def _waits() -> Iterator[float]:
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        yield wait
+        wait = min(2 * wait, _WAIT_SECONDS_MAX)
+
+
+async def _fetch(name: str, source: _Source) -> None:
+    """Run `fetch` in a process of its own, which ends with this call. Raises ModelError."""
+    with tempfile.TemporaryDirectory() as folder:
+        termination = Path(folder) / "termination"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "conveyor_engine", "fetch",
+            "--uri", source.uri, "--target", source.directory, "--adapter", name,
+            env={**os.environ, "TERMINATION_LOG": str(termination), "HF_HUB_OFFLINE": "0"},
+            stdin=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            code = await process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        if code:
+            raise _explain(name, code, termination)
+
+
+def _explain(name: str, code: int, termination: Path) -> ModelError:
+    try:
+        said = json.loads(termination.read_text())
+        return ModelError(said["message"], reason=FailureReason(said["reason"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        message = f"adapter {name}: its download ended with exit code {code}"
+        return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

@@ -1,0 +1,168 @@
+"""Adapters are loaded and unloaded between steps: answers equal those of PEFT before, during and after."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.engine.lora import answer, save_adapter
+from tests.engine.references import Reference, add, tokens_of
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.messages import AdapterFailed, AdapterLoaded, LoadAdapter
+from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+Result = AdapterLoaded | AdapterFailed
+GetReference = Callable[[str], Reference]
+TARGETS = (["q_proj", "v_proj"], ["k_proj", "down_proj"], "all-linear")
+
+
+class Running:
+    """A tiny model, three adapters that change different layers, PEFT's answers, and an engine without adapters."""
+
+    def __init__(self, ref: Reference, folder: Path) -> None:
+        self.ref, self.folder = ref, folder
+        self.answers = [ref.answers]
+        for number, (rank, targets) in enumerate(zip((2, 40, 3), TARGETS, strict=True), start=1):
+            model = save_adapter(ref.directory, folder / str(number), number, r=rank, target_modules=targets)
+            self.answers.append(answer(model, ref.prompts))
+
+    def open(self, **changes: object) -> "Session":
+        return Session(self, self.ref.make_core(adapters_file="f", max_num_seqs=8, **changes))
+
+
+class Session:
+    def __init__(self, running: Running, core: EngineCore) -> None:
+        self.running, self.core = running, core
+        self.outputs: dict[str, list[RequestOutput]] = {}
+        self.sent: dict[str, tuple[int, int]] = {}
+        self.results: list[Result] = []
+
+    def send(self, number: int, adapter: int, prompt: int = 2) -> str:
+        """Send a prompt with the adapter `number` of the engine, which is `adapter` of the folder."""
+        name = f"{len(self.sent)}"
+        add(self.core, name, self.running.ref.prompts[prompt], number)
+        self.sent[name] = adapter, prompt
+        return name
+
+    def turn(self) -> None:
+        self.results += self.core.adapters.advance()
+        for output in self.core.step(0.0):
+            self.outputs.setdefault(output.request_id, []).append(output)
+
+    def load(self, number: int, adapter: str) -> None:
+        self.core.adapters.load(LoadAdapter(number, f"a{number}", str(self.running.folder / adapter)))
+
+    def settle(self) -> list[Result]:
+        while self.core.has_unfinished() or self.core.adapters.is_due:
+            self.turn()
+        results, self.results = self.results, []
+        return results
+
+    def check(self) -> None:
+        """Compare all answers so far with PEFT's."""
+        self.settle()
+        found = {name: tokens_of(self.outputs[name]) for name in self.sent}
+        assert found == {name: self.running.answers[adapter][prompt] for name, (adapter, prompt) in self.sent.items()}
+
+
+@pytest.fixture(scope="module")
+def running(reference: GetReference, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    return Running(reference("qwen3"), tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.mark.parametrize("changes", [
+    {"attention_backend": "torch"},
+    {"attention_backend": "auto"},
+    {"attention_backend": "auto", "overlap": True},
+    {"capture": lambda work: work},
+])  # fmt: skip
+def test_answers_equal_pefts_before_during_and_after_each_change(running: Running, changes: dict[str, object]) -> None:
+    session = running.open(**changes)
+    session.send(0, 0)
+    for number in (1, 2, 3):
+        session.load(number, str(number))
+    for turns in range(500):
+        if turns % 9 == 0:
+            for number in filter(session.core.adapters.has, range(4)):
+                session.send(number, number, turns % 6)
+        session.turn()
+        if session.core.adapters.has(3):
+            break
+    session.check()
+    assert session.core.adapters.has(3)
+    for prompt in range(6):
+        session.send(1, 1, prompt)
+        session.send(2, 2, prompt)
+        session.send(3, 3, prompt)
+    session.core.adapters.unload(1)
+    session.load(4, "3")
+    session.core.adapters.unload(2)
+    session.check()
+    session.send(4, 3)
+    session.send(3, 3)
+    session.send(0, 0)
+    session.check()
+
+
+def test_the_next_adapter_gets_the_columns_of_one_that_left(running: Running) -> None:
+    session = running.open(attention_backend="auto")
+    session.load(1, "2")
+    session.load(2, "1")
+    assert session.settle() == [AdapterLoaded(1), AdapterLoaded(2)]
+    adapters = session.core.executor._adapters.of_step  # type: ignore[attr-defined]
+    columns = adapters.num_columns
+    for number in range(3, 12):
+        session.core.adapters.unload(number - 2)
+        session.load(number, "12"[number % 2])
+        session.settle()
+        session.send(number, int("12"[number % 2]))
+    session.check()
+    assert adapters.num_columns <= columns + 64
+
+
+def test_an_adapter_with_requests_is_unloaded_after_them_and_takes_no_more(running: Running) -> None:
+    session = running.open()
+    session.load(1, "1")
+    session.settle()
+    session.send(1, 1)
+    session.core.adapters.unload(1)
+    with pytest.raises(InvalidRequest, match="no longer serves the adapter"):
+        session.send(1, 1)
+    session.turn()
+    assert session.core.executor._adapters.of_step.find_free(32).start > 0  # type: ignore[attr-defined]
+    session.check()
+    session.settle()
+    assert session.core.executor._adapters.of_step.find_free(32).start == 0  # type: ignore[attr-defined]
+
+
+def test_an_adapter_that_cannot_be_used_fails_alone(running: Running, tmp_path: Path) -> None:
+    session = running.open(attention_backend="auto")
+    for name in ("dora", "huge", "nan"):
+        save_adapter(running.ref.directory, tmp_path / name, 9)
+    config = tmp_path / "dora" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
+    for name, number in (("huge", 3e38), ("nan", float("nan"))):
+        file = tmp_path / name / "adapter_model.safetensors"
+        tensors = load_file(file)
+        last = [tensor for layer, tensor in sorted(tensors.items()) if "lora_A" in layer]
+        for tensor in last if name == "huge" else last[-1:]:
+            tensor.fill_(number)
+        save_file(tensors, file)
+    session.load(1, "1")
+    for number, name in enumerate(("dora", "huge", "nan"), start=2):
+        session.load(number, str(tmp_path / name))
+    session.send(0, 0)
+    loaded, *failed = session.settle()
+    assert loaded == AdapterLoaded(1)
+    assert [type(each) for each in failed] == [AdapterFailed] * 3
+    found = [each.message for each in failed if isinstance(each, AdapterFailed)]
+    assert all("the adapter 'a" in message for message in found)
+    for message, expected in zip(found, ("'use_dora'", "with it, the model's results", "not finite in"), strict=True):
+        assert expected in message
+    session.send(1, 1)
+    session.send(0, 0)
+    session.check()
+    assert not any(each[-1].finish_reason is FinishReason.ERROR for each in session.outputs.values())
