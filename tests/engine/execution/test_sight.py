@@ -19,6 +19,7 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 from conveyor_engine.execution.attention.cpu_native import CpuNative
 from conveyor_engine.execution.models.adapt import _find_places
 from conveyor_engine.execution.placement import open_placement
+from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.generate.chat_pictures import ChatPictures, load_chat_pictures
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
@@ -205,6 +206,27 @@ def test_features_are_kept_within_their_bytes(seeing: GetSeeing) -> None:
     assert answers(core, of_kind.prompts) == of_kind.answers
     assert len(sight._features) == 1
     assert sight._num_bytes == sum(part.nbytes for kept in sight._features.values() for part in kept)
+
+
+def test_the_memory_of_the_largest_image_is_measured_at_the_start_and_left_free(
+    seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_kind = seeing("qwen2_5_vl")
+    encode, needed = Sight.encode, 64 * 2**20
+    largest = of_kind.reader.read_largest()
+
+    def need(sight: Sight, picture: Any) -> Any:
+        if picture == largest:
+            torch.ones(needed, dtype=torch.uint8)
+        return encode(sight, picture)
+
+    left: list[int] = []
+    allocate = RunnerStart.allocate_cache
+    monkeypatch.setattr(Sight, "encode", need)
+    monkeypatch.setattr(RunnerStart, "allocate_cache", lambda *all_: (left.append(all_[4]), allocate(*all_))[1])
+    of_kind.make_core(warmup=True)
+    of_kind.make_core(warmup=False)
+    assert left[0] - left[1] > needed * 0.9
 
 
 @pytest.mark.parametrize("kind", ["gemma4", "qwen2_5_vl"])

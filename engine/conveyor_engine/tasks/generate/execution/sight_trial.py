@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 from transformers import PreTrainedModel, __version__
 
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import lay_out
-from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.largest_step import measure_resident, measure_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.towers import Tower
@@ -38,28 +39,34 @@ _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-2, 0.15
 
 
 def open_sight(
-    model: PreTrainedModel, towers: list[Tower], directory: str, layers: list[LayerShape], shapes: Shapes
+    model: PreTrainedModel, towers: list[Tower], config: EngineConfig, layers: list[LayerShape], shapes: Shapes
 ) -> tuple[Sight | None, str]:
     """Return the model's encoders, closed; or None, and why the engine serves the model without images."""
     if not towers:
         return None, NO_IMAGES
     try:
-        reader = load_chat_pictures(Path(directory))
+        reader = load_chat_pictures(Path(config.model))
         if "mm_encoder_outputs" not in inspect.signature(model.base_model.forward).parameters:
             raise ModelError(f"{type(model).__name__} of transformers {__version__} takes no encoded images")
         sight = Sight(model, towers, reader.place_id)
         try:
             _check_sight(sight, reader, layers, shapes)
-            if model.device.type == "cuda":
-                largest, size = reader.read_largest(), "an image of two megapixels"
-                sight.step_bytes = measure_step(
-                    model.device, size, "the weights' precision", lambda: sight.encode(largest)
-                )
+            if config.warmup or model.device.type == "cuda":
+                sight.step_bytes = _measure_largest(sight, reader.read_largest())
         finally:
             sight.close()
     except ModelError as error:
         return None, f"this engine serves the model without images: {error}"
     return sight, ""
+
+
+def _measure_largest(sight: Sight, largest: Picture) -> int:
+    """Return the bytes that the encoder needs for the largest image. On a CPU, the first run also loads the weights."""
+    device = sight.model.device
+    if device.type == "cpu":
+        return measure_resident(lambda: sight.encode(largest))
+    size = "an image of two megapixels"
+    return measure_step(device, size, "the weights' precision", lambda: sight.encode(largest))
 
 
 def _check_sight(sight: Sight, reader: ChatPictures, layers: list[LayerShape], shapes: Shapes) -> None:
