@@ -87,23 +87,27 @@ _MAMBA: dict[str, Any] = {
     "mamba_d_state": 16,
     "mamba_chunk_size": 16,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+_LATENT_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 _OTHERS: dict[str, dict[str, Any]] = {
     "bamba": _MAMBA | {"attn_layer_indices": [2]},
     "cohere2": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 12,
-    },
+    "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"topk_method": "greedy"},
+    "deepseek_v3": _LATENT | _LATENT_EXPERTS,
     "falcon_h1": _MAMBA | {"head_dim": 16, "mamba_d_ssm": 96},
     "gemma": {"head_dim": 16},
     "gemma4_text": {
@@ -115,6 +119,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
     "glm4": {"head_dim": 12},
+    "glm4_moe_lite": _LATENT | _LATENT_EXPERTS,
     "gpt2": {"n_positions": 128},
     "granite": {"attention_multiplier": 0.7},
     "granitemoehybrid": {
@@ -140,6 +145,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "sliding_window": WINDOW,
     },
+    "minicpm3": _LATENT,
     "ministral": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
     "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
     "nemotron_h": {
@@ -216,6 +222,7 @@ _IMAGE_TEXT["qwen3_5_moe"] = {
 REJECTED = set() if "kwargs" in signature(Lfm2ShortConv.forward).parameters else {"lfm2", "lfm2_moe"}
 OTHER_KINDS = tuple(kind for kind in (*_OTHERS, *_IMAGE_TEXT) if kind not in REJECTED)
 _WITH_STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid")
+LATENT_KINDS = tuple(kind for kind, values in _OTHERS.items() if "kv_lora_rank" in values)
 WITH_STATES = frozenset({*_WITH_STATES, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 _IMAGE_TOKENS = {"image_token_id": VOCAB_SIZE - 1, "video_token_id": VOCAB_SIZE - 2}
 

@@ -20,6 +20,7 @@ from conveyor_engine.execution.gpus import GPUS, count_requests
 from conveyor_engine.execution.limits import DEFAULT_BATCHED_TOKENS, find_context
 from conveyor_engine.execution.models import checks, kinds
 from conveyor_engine.execution.models.kinds import ModelKind
+from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.loader import load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
@@ -117,6 +118,7 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
 
 def _describe_cache(model: PreTrainedModel, config: PretrainedConfig, weight_bytes: int) -> Iterator[str]:
     carry_states(model)
+    keep_latents(model)
     layers, shapes = probe_layers(model, _META)
     context, block_size = find_context(config) or _REQUEST_TOKENS, EngineConfig(model="-").block_size
     placed, tables = group_layers(layers, context, block_size, (1 + NUM_AHEAD) * DEFAULT_BATCHED_TOKENS["cuda"])

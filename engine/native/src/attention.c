@@ -6,6 +6,8 @@
 #include "kernels.h"
 #include "simd.h"
 
+#include <omp.h>
+
 #if defined(__AVX512F__)
 enum { ROWS = 6, BLOCKS = 4, VECS = 4 }; /* 6 x 4 accumulators */
 #elif defined(__AVX__)
@@ -13,6 +15,7 @@ enum { ROWS = 4, BLOCKS = 1, VECS = 2 };
 #else
 enum { ROWS = 2, BLOCKS = 1, VECS = 2 };
 #endif
+#include "latent.h"
 enum { WIDE = 2 * VECS }; /* vectors of half as many rows, as one token has */
 enum {
     LANES = CV_BLOCK / VL,         /* vectors per block of keys */
@@ -20,7 +23,7 @@ enum {
     TILE = 48,                     /* query rows per unit of work, at most, unless one token has more heads */
 };
 
-/* One unit of work: `tokens` queries of one sequence, all query heads of one KV head. */
+/* One unit of work: `tokens` queries of one sequence, the query heads of one KV head, or of a part of its group. */
 typedef struct {
     int64_t seq, kv_head, first_token, tokens;
     int64_t group, rows, first_position; /* position of the first query token in its sequence */
@@ -40,6 +43,10 @@ typedef struct {
 
 INLINE int64_t even_dim(int64_t d) { return (d + 1) & ~(int64_t)1; }
 INLINE int64_t padded_width(int64_t d) { return (d + 15) & ~(int64_t)15; }
+/* Numbers of a row of v_cache. */
+INLINE int64_t row_width(const cv_attention *c) { return padded_width(c->k_cache ? c->value_dim : c->head_dim); }
+/* Words of a query in a tile, and of bfloat16 pairs as many. */
+INLINE int64_t query_width(const cv_attention *c) { return c->k_cache ? even_dim(c->head_dim) : row_width(c); }
 
 /* scores[m rows, n blocks x 16] = q k^T for blocks[0..n). `ahead` are read soon: a processor foresees no other page. */
 INLINE void score_span(const int bf16, const int m, const int n, const void *q, const void *const *blocks,
@@ -78,26 +85,26 @@ INLINE void value_step(const int m, const int n, const float *weights, int64_t s
 /* out[m rows, n vectors] += weights[m rows, keys] v[keys, n vectors], at one column offset. For bfloat16 two keys are a
  * step, and a row's weights are pairs. */
 INLINE void value_span(const int bf16, const int m, const int n, const float *weights, const void *const *blocks,
-                       const void *const *ahead, int64_t keys, int64_t width, int64_t column, float *out) {
+                       const void *const *ahead, int64_t keys, int64_t stride, int64_t width, int64_t column, float *out) {
     enum { STEP = 2, STEPS = CV_BLOCK / STEP, FIRST = 0xffff };
     vf acc[ROWS][WIDE];
     for (int i = 0; i < m; i++)
         for (int v = 0; v < n; v++) acc[i][v] = vf_load(out + i * width + column + v * VL);
     if (bf16) {
         for (int64_t s = 0; s < keys / STEP; s++) {
-            const int64_t place = s % STEPS * width + column;
+            const int64_t place = s % STEPS * stride + column;
             for (int v = 0; ahead && v < n * VL; v += CV_BLOCK)
                 __builtin_prefetch((const uint32_t *)ahead[s / STEPS] + place + v);
             value_step(m, n, weights, s, (const uint32_t *)blocks[s / STEPS] + place, ~0u, acc);
         }
         if (keys % STEP) {
             const int64_t s = keys / STEP;
-            const uint32_t *row = (const uint32_t *)blocks[s / STEPS] + s % STEPS * width + column;
+            const uint32_t *row = (const uint32_t *)blocks[s / STEPS] + s % STEPS * stride + column;
             value_step(m, n, weights, s, row, FIRST, acc);
         }
     } else {
         for (int64_t t = 0; t < keys; t++) {
-            const float *row = (const float *)blocks[t / CV_BLOCK] + t % CV_BLOCK * width + column;
+            const float *row = (const float *)blocks[t / CV_BLOCK] + t % CV_BLOCK * stride + column;
             for (int v = 0; v < n; v++) {
                 const vf values = vf_load(row + v * VL);
                 for (int i = 0; i < m; i++) acc[i][v] += vf_set(weights[i * CHUNK + t]) * values;
@@ -117,13 +124,13 @@ INLINE void scores_of(const int bf16, const int m, const void *q, const void *co
 }
 
 INLINE void values_of(const int bf16, const int m, const float *weights, const void *const *blocks,
-                      const void *const *ahead, int64_t keys, int64_t width, float *out) {
+                      const void *const *ahead, int64_t keys, int64_t stride, int64_t width, float *out) {
     int64_t column = 0;
     for (; 2 * m <= ROWS && column + WIDE * VL <= width; column += WIDE * VL)
-        value_span(bf16, m, WIDE, weights, blocks, ahead, keys, width, column, out);
+        value_span(bf16, m, WIDE, weights, blocks, ahead, keys, stride, width, column, out);
     for (; column + VECS * VL <= width; column += VECS * VL)
-        value_span(bf16, m, VECS, weights, blocks, ahead, keys, width, column, out);
-    for (; column < width; column += VL) value_span(bf16, m, 1, weights, blocks, ahead, keys, width, column, out);
+        value_span(bf16, m, VECS, weights, blocks, ahead, keys, stride, width, column, out);
+    for (; column < width; column += VL) value_span(bf16, m, 1, weights, blocks, ahead, keys, stride, width, column, out);
 }
 
 /* Masks, scales and exponentiates one row of scores in place (for bfloat16 they become pairs); rescales what the row
@@ -165,12 +172,14 @@ INLINE void softmax_row(const int bf16, const cv_attention *c, float *scores, in
 }
 
 INLINE void load_queries(const int bf16, const cv_attention *c, const unit *u, tile *w) {
-    const int64_t dim = even_dim(c->head_dim);
+    const int64_t dim = query_width(c);
     const int64_t first_row = c->query_start[u->seq] + u->first_token;
     for (int64_t r = 0; r < u->rows; r++) {
         const int64_t head = u->kv_head * u->group + r % u->group;
         const void *q = at(bf16, c->q, head * c->q_head_stride + (first_row + r / u->group) * c->q_token_stride);
-        if (bf16) {
+        if (!c->k_cache) {
+            query_across(bf16, q, c->head_dim, dim, (float *)w->q + r * dim);
+        } else if (bf16) {
             pair *to = (pair *)w->q + r * dim / 2;
             pairs_of(q, c->head_dim / 2, to);
             if (c->head_dim % 2) to[dim / 2 - 1] = pair_make(((const uint16_t *)q)[c->head_dim - 1], 0);
@@ -199,9 +208,10 @@ INLINE chunk chunk_at(const int bf16, const cv_attention *c, const unit *u, int6
     const int64_t rest = last - first + 1;
     chunk found = {.count = rest < 0 ? 0 : rest < CHUNK / CV_BLOCK ? (int)rest : CHUNK / CV_BLOCK};
     for (int i = 0; i < CHUNK / CV_BLOCK; i++) {
-        const int64_t page = table[i < found.count ? first + i : last] * c->num_kv_heads + u->kv_head;
-        found.k[i] = at(bf16, c->k_cache, page * even_dim(c->head_dim) * CV_BLOCK);
-        found.v[i] = at(bf16, c->v_cache, page * padded_width(c->value_dim) * CV_BLOCK);
+        const int64_t kv_head = u->kv_head * u->group * c->num_kv_heads / c->num_heads;
+        const int64_t page = table[i < found.count ? first + i : last] * c->num_kv_heads + kv_head;
+        found.k[i] = c->k_cache ? at(bf16, c->k_cache, page * even_dim(c->head_dim) * CV_BLOCK) : NULL;
+        found.v[i] = at(bf16, c->v_cache, page * row_width(c) * CV_BLOCK);
     }
     return found;
 }
@@ -217,11 +227,14 @@ INLINE int64_t end_of(const cv_attention *c, const unit *u, int64_t position) {
 /* One chunk of keys for m rows of the unit. The first ones to read it bring what is read after it. */
 INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, const unit *u, tile *w, int64_t row,
                         int64_t first_key, const chunk *here, const chunk *next) {
-    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
+    const int64_t dim = query_width(c), width = padded_width(c->value_dim);
     const int64_t keys = (int64_t)here->count * CV_BLOCK;
-    const char *q = (const char *)w->q + row * dim * (bf16 ? (int64_t)sizeof(pair) / 2 : (int64_t)sizeof(float));
+    const int64_t q_bytes = dim * (bf16 && c->k_cache ? (int64_t)sizeof(pair) / 2 : (int64_t)sizeof(float));
+    const char *q = (const char *)w->q + row * q_bytes;
     float *scores = w->scores;
-    scores_of(bf16, m, q, here->k, row ? NULL : here->v, here->count, dim, scores);
+    if (c->k_cache) scores_of(bf16, m, q, here->k, row ? NULL : here->v, here->count, dim, scores);
+    else for (int b = 0; b < here->count; b++)
+        score_rows(bf16, m, (const float *)q, here->v[b], dim, CHUNK, scores + b * CV_BLOCK);
     for (int i = 0; i < m; i++) {
         const int64_t position = u->first_position + (row + i) / u->group;
         const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
@@ -231,8 +244,8 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
     }
     /* Never multiply by what lies past the sequence's end: 0 x NaN is NaN. */
     const int64_t length = c->seq_lens[u->seq] - first_key;
-    values_of(bf16, m, scores, here->v, row ? NULL : next->k, keys < length ? keys : length, width,
-              w->out + row * width);
+    values_of(bf16, m, scores, here->v, row ? NULL : c->k_cache ? next->k : next->v, keys < length ? keys : length,
+              row_width(c), width, w->out + row * width);
 }
 
 INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w) {
@@ -280,7 +293,7 @@ INLINE tile tile_in(char *memory, int64_t rows, int64_t width) {
 }
 
 /* Finds the unit with this index: sequences in order, then KV heads, then tiles of query tokens. */
-INLINE unit unit_at(const cv_attention *c, const int64_t *starts, int64_t tile_tokens, int64_t index) {
+INLINE unit unit_at(const cv_attention *c, const int64_t *starts, int64_t group, int64_t tile_tokens, int64_t index) {
     int64_t low = 0, high = c->num_seqs - 1;
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
@@ -294,23 +307,34 @@ INLINE unit unit_at(const cv_attention *c, const int64_t *starts, int64_t tile_t
     u.kv_head = (index - starts[low]) / tiles;
     u.first_token = (index - starts[low]) % tiles * tile_tokens;
     u.tokens = queries - u.first_token < tile_tokens ? queries - u.first_token : tile_tokens;
-    u.group = c->num_heads / c->num_kv_heads;
+    u.group = group;
     u.rows = u.tokens * u.group;
     u.first_position = c->seq_lens[low] - queries + u.first_token;
     return u;
 }
 
+/* How many query heads of a KV head are a unit: all, but few enough where one KV head is all there is, as in latent
+ * attention, that a tile holds them and no thread is idle. */
+static int64_t heads_of_unit(const cv_attention *c) {
+    int64_t group = c->num_heads / c->num_kv_heads;
+    const int64_t threads = omp_get_max_threads();
+    while (!c->k_cache && group % 2 == 0 && group / 2 >= ROWS
+           && (group > TILE || c->num_seqs * c->num_heads < threads * group))
+        group /= 2;
+    return group;
+}
+
 void CV_NAME(cv_attention)(const cv_attention *c) {
-    const int64_t group = c->num_heads / c->num_kv_heads;
+    const int64_t group = heads_of_unit(c), parts = c->num_heads / group;
     const int64_t tile_tokens = group > TILE ? 1 : TILE / group;
     const int64_t tile_rows = tile_tokens * group;
-    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
+    const int64_t dim = query_width(c), width = padded_width(c->value_dim);
     int64_t *starts = malloc((size_t)(c->num_seqs + 1) * sizeof *starts);
     if (!starts) abort();
     starts[0] = 0;
     for (int64_t s = 0; s < c->num_seqs; s++) {
         const int64_t queries = c->query_start[s + 1] - c->query_start[s];
-        starts[s + 1] = starts[s] + (queries + tile_tokens - 1) / tile_tokens * c->num_kv_heads;
+        starts[s + 1] = starts[s] + (queries + tile_tokens - 1) / tile_tokens * parts;
     }
 #pragma omp parallel
     {
@@ -320,7 +344,7 @@ void CV_NAME(cv_attention)(const cv_attention *c) {
         tile w = tile_in(scratch_grow(&memory, &held, floats * sizeof(float)), tile_rows, width);
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t i = 0; i < starts[c->num_seqs]; i++) {
-            const unit u = unit_at(c, starts, tile_tokens, i);
+            const unit u = unit_at(c, starts, group, tile_tokens, i);
             if (c->dtype == CV_BFLOAT16) attend(1, c, &u, &w);
             else attend(0, c, &u, &w);
         }

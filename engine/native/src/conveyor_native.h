@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 16
+#define CV_ABI_VERSION 17
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -32,7 +32,8 @@ enum { CV_SUPER = 256 };
  *   k_cache  bfloat16: [block, kv_head, ceil(head_dim / 2), 16, 2]; float32: [block, kv_head, head_dim', 16],
  *            head_dim' = head_dim rounded up to even
  *   v_cache  bfloat16: [block, kv_head, 8, width, 2]; float32: [block, kv_head, 16, width],
- *            width = value_dim rounded up to 16
+ *            width = value_dim rounded up to 16. If k_cache is null, the values are the first value_dim numbers of the
+ *            keys, which v_cache has in rows of head_dim rounded up to 16 (latent attention)
  *   query_start [num_seqs + 1], seq_lens [num_seqs] (tokens in the cache, the queries included),
  *   block_tables [num_seqs, table_stride]
  *   causal   1: a query sees the tokens up to itself; 0: its whole sequence
@@ -55,7 +56,8 @@ typedef struct {
     float scale, softcap;
 } cv_attention;
 
-/* Writes keys and values of `tokens` tokens to their slots (block * 16 + offset; a negative slot is skipped). */
+/* Writes keys and values of `tokens` tokens to their slots (block * 16 + offset; a negative slot is skipped). If k_cache
+ * is null, writes the keys to v_cache, see cv_attention. */
 typedef struct {
     const void *k, *v;
     void *k_cache, *v_cache;
@@ -84,6 +86,12 @@ typedef struct {
     int64_t rows, n, k, packed_k, x_stride, y_stride, group;
     int32_t dtype, bits, scale_dtype, has_zeros, has_minima;
 } cv_linear;
+
+/* `count` products of one shape. From each to the next, x, weight and y are so many bytes further on. */
+typedef struct {
+    cv_linear first;
+    int64_t count, x_step, weight_step, y_step;
+} cv_linears;
 
 /* LoRA adapters of a product, side by side in `columns` columns, a whole number of panels. Adapters change `slices` of
  * the outputs, in which they have matrices of their own. Of the products, the caller sets weight, n, k, packed_k and
@@ -306,6 +314,7 @@ CV_EXPORT int32_t cv_use_isa(const char *name);
 CV_EXPORT void cv_run_attention(const cv_attention *);
 CV_EXPORT void cv_run_kv_write(const cv_kv_write *);
 CV_EXPORT void cv_run_linear(const cv_linear *);
+CV_EXPORT void cv_run_linears(const cv_linears *);
 CV_EXPORT void cv_run_adapt(const cv_adapt *);
 CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
 CV_EXPORT void cv_run_rope(const cv_rope *);

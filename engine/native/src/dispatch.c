@@ -110,6 +110,16 @@ int32_t cv_use_isa(const char *name) {
 void cv_run_attention(const cv_attention *c) { cv_kernels_in_use()->attention(c); }
 void cv_run_kv_write(const cv_kv_write *c) { cv_kernels_in_use()->kv_write(c); }
 void cv_run_linear(const cv_linear *c) { cv_kernels_in_use()->linear(c); }
+void cv_run_linears(const cv_linears *c) {
+    const cv_kernels *kernels = cv_kernels_in_use();
+#pragma omp parallel for schedule(dynamic, 1) /* each product then has one thread */
+    for (int64_t i = 0; i < c->count; i++) {
+        cv_linear each = c->first;
+        each.x = (const char *)each.x + i * c->x_step, each.weight = (const char *)each.weight + i * c->weight_step;
+        each.y = (char *)each.y + i * c->y_step;
+        kernels->linear(&each);
+    }
+}
 void cv_run_conv(const cv_conv *c) { cv_kernels_in_use()->conv(c); }
 void cv_run_delta(const cv_delta *c) { cv_kernels_in_use()->delta(c); }
 void cv_run_ssd(const cv_ssd *c) { cv_kernels_in_use()->ssd(c); }

@@ -107,23 +107,24 @@ void CV_NAME(cv_silu_mul)(const cv_silu_mul *c) {
 }
 
 /* One token of one head. Keys are scattered into columns (16 tokens side by side), and values into a row, in bfloat16
- * side by side with those of the neighbouring token. */
+ * side by side with those of the neighbouring token. Padding is zero where it is multiplied like the rest. */
 INLINE void kv_write_one(const int bf16, const cv_kv_write *c, int64_t token, int64_t head) {
     const int64_t slot = c->slots[token], block = slot / CV_BLOCK, column = slot % CV_BLOCK;
-    const int64_t even = (c->head_dim + 1) & ~(int64_t)1, width = (c->value_dim + 15) & ~(int64_t)15;
-    const int64_t page = block * c->num_kv_heads + head;
+    const int64_t even = (c->head_dim + 1) & ~(int64_t)1, columns = c->k_cache ? c->value_dim : c->head_dim;
+    const int64_t width = (columns + 15) & ~(int64_t)15, page = block * c->num_kv_heads + head;
     const void *k = at(bf16, c->k, token * c->k_token_stride + head * c->k_head_stride);
-    const void *v = at(bf16, c->v, token * c->v_token_stride + head * c->v_head_stride);
+    const void *row = c->k_cache ? at(bf16, c->v, token * c->v_token_stride + head * c->v_head_stride) : k;
     void *k_page = at_mut(bf16, c->k_cache, page * even * CV_BLOCK);
-    for (int64_t d = 0; d < even; d++) {
-        const int real = d < c->head_dim; /* the padding is zero, for it is multiplied like the rest */
+    for (int64_t d = 0; c->k_cache && d < even; d++) {
+        const int real = d < c->head_dim;
         if (bf16) ((uint16_t *)k_page)[(d / 2 * CV_BLOCK + column) * 2 + d % 2] = real ? ((const uint16_t *)k)[d] : 0;
         else ((float *)k_page)[d * CV_BLOCK + column] = real ? ((const float *)k)[d] : 0.0f;
     }
     void *v_page = at_mut(bf16, c->v_cache, page * CV_BLOCK * width);
-    for (int64_t d = 0; d < c->value_dim; d++) {
-        if (bf16) ((uint16_t *)v_page)[(column / 2 * width + d) * 2 + column % 2] = ((const uint16_t *)v)[d];
-        else ((float *)v_page)[column * width + d] = ((const float *)v)[d];
+    for (int64_t d = 0; d < width; d++) {
+        const int real = d < columns;
+        if (bf16) ((uint16_t *)v_page)[(column / 2 * width + d) * 2 + column % 2] = real ? ((const uint16_t *)row)[d] : 0;
+        else ((float *)v_page)[column * width + d] = real ? ((const float *)row)[d] : 0.0f;
     }
 }
 

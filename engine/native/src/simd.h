@@ -95,6 +95,18 @@ INLINE void vu_transpose(vu rows[VL]) {
             rows[i + step] = vu_pick(a, b, vi_lanes() + (right & VL) + (~right & step));
         }
 }
+/* Lane i becomes the sum of the i-th part of all `count` vectors, where each has VL / count parts, one after another. */
+INLINE vf vf_sums(vf *v, const int count) {
+#pragma GCC unroll 4
+    for (int half = count / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) {
+            const vi lanes = (vi_lanes() & -half) * 2 + (vi_lanes() & (half - 1));
+            const vu a = (vu)v[2 * i], b = (vu)v[2 * i + 1];
+            v[i] = (vf)vu_pick(a, b, lanes) + (vf)vu_pick(a, b, lanes + half);
+        }
+    return v[0];
+}
 
 /* bfloat16 is the upper half of a float. Rounding is to nearest even; NaN stays NaN. */
 INLINE float bf16_to_f32(uint16_t h) {

@@ -36,9 +36,15 @@ class LayerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
-    value_dim: int  # of values; equals head_dim except in latent attention (DeepSeek)
+    value_dim: int  # of values
     window: int | None = None
     spot: Spot | None = None  # None: in table 0, in a place of its own
+    values_are_keys: bool = False  # see `AttentionSpec`; a cache then keeps the keys only
+
+    @property
+    def kept_dims(self) -> tuple[int, ...]:
+        """Return the sizes of what a cache keeps: of keys, and of values if they are not in the keys."""
+        return (self.head_dim,) if self.values_are_keys else (self.head_dim, self.value_dim)
 
 
 NO_ATTENTION = LayerShape(0, 0, 0, 0)  # of a layer that keeps no keys
@@ -56,6 +62,7 @@ class AttentionSpec:
     # (H,): one more score for each query head, which takes its share of the softmax and has no value; compared by
     # `same_spec`
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    values_are_keys: bool = False  # the values are the first numbers of the keys (`models.latent`)
 
 
 def same_spec(one: AttentionSpec, other: AttentionSpec) -> bool:
@@ -178,6 +185,7 @@ class SlotCaches:
         """kv_dtype: the type of the caches; default: the model's."""
         self._kv_dtype = kv_dtype
         self._caches: list[tuple[SlotCache, SlotCache]] = []
+        self._num_kept: list[int] = []  # of each layer: 1 if its values are in its keys
         self._tables: list[int] = []  # of each layer
         self._block_size = 0
 
@@ -185,7 +193,7 @@ class SlotCaches:
         dtype = self._kv_dtype or dtype
         by_memory: dict[Hashable, int] = {}
         for layer, spot in spots_of(layers):
-            for which, dim in enumerate((layer.head_dim, layer.value_dim)):
+            for which, dim in enumerate(layer.kept_dims):
                 scales = spot.parts * scale_bytes(layer.num_kv_heads, dtype)
                 by_memory[spot.place, which] = spot.parts * slot_bytes(layer.num_kv_heads, dim, dtype) - scales
                 by_memory[spot.place, which, layer.num_kv_heads, spot.parts] = scales
@@ -200,19 +208,24 @@ class SlotCaches:
         for layer, spot in spots_of(layers):
             slots, first = num_blocks * spot.parts * block_size, spot.part * block_size
             both = []
-            for which, dim in enumerate((layer.head_dim, layer.value_dim)):
+            for which, dim in enumerate(layer.kept_dims):
                 key = spot.place, which, layer.num_kv_heads, spot.parts
                 if key not in memory:
                     numbers = memory[spot.place, which].numbers if (spot.place, which) in memory else None
                     memory[key] = SlotCache.allocate(slots, layer.num_kv_heads, dim, dtype, device, numbers)
                     memory.setdefault((spot.place, which), memory[key])
                 both.append(memory[key].after(first))
-            self._caches.append((both[0], both[1]))
+            self._caches.append((both[0], both[0].first(layer.value_dim) if layer.values_are_keys else both[1]))
+            self._num_kept.append(len(both))
             self._tables.append(spot.table)
 
     def caches(self, layer: int) -> tuple[SlotCache, SlotCache]:
         """Return the keys and the values of one layer, for callers that write them without `write_kv`."""
         return self._caches[layer]
+
+    def pair(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Iterator[tuple[torch.Tensor, SlotCache]]:
+        """Yield what `write_kv` writes, each with its cache."""
+        return zip((key, value), self._caches[layer][: self._num_kept[layer]], strict=False)
 
     def of_layer(self, layer: int, metadata: AttentionMetadata) -> AttentionMetadata:
         """Return the step with the block tables and slots of the layer."""

@@ -21,6 +21,11 @@ def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
     return native.why_missing()
 
 
+def _kept_dims(layer: LayerShape) -> tuple[int, int]:
+    """Return the sizes of the keys and of the values that `native.kv_cache` keeps."""
+    return (0, layer.head_dim) if layer.values_are_keys else (layer.head_dim, layer.value_dim)
+
+
 class CpuNative:
     """AttentionBackend that uses the compiled kernels."""
 
@@ -34,7 +39,7 @@ class CpuNative:
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         by_place = {
-            spot.place: spot.parts * native.kv_values_per_block(layer.num_kv_heads, layer.head_dim, layer.value_dim)
+            spot.place: spot.parts * native.kv_values_per_block(layer.num_kv_heads, *_kept_dims(layer))
             for layer, spot in spots_of(layers)
         }
         return sum(by_place.values()) * dtype.itemsize
@@ -46,7 +51,7 @@ class CpuNative:
         assert find_obstacle(block_size, dtype) is None
         memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer, spot in spots_of(layers):
-            sizes = (num_blocks * spot.parts, layer.num_kv_heads, layer.head_dim, layer.value_dim)
+            sizes = (num_blocks * spot.parts, layer.num_kv_heads, *_kept_dims(layer))
             keys, values = memory[spot.place] = native.kv_cache(*sizes, dtype, memory.get(spot.place))
             self._caches.append((keys[spot.part :], values[spot.part :]))
             self._value_dims.append(layer.value_dim)

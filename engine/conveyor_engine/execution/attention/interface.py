@@ -85,7 +85,9 @@ class Probe:
         self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1
         self.is_causal &= spec.causal
         self.shapes[spec.layer] = LayerShape(
-            *(query.shape[1], key.shape[1], key.shape[2], value.shape[2]), window=spec.sliding_window
+            *(query.shape[1], key.shape[1], key.shape[2], value.shape[2]),
+            window=spec.sliding_window,
+            values_are_keys=spec.values_are_keys,
         )
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 

@@ -19,7 +19,7 @@ class TorchPaged(SlotCaches):
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = self.of_layer(layer, metadata).slot_mapping[: metadata.num_tokens]
-        for source, cache in zip((key, value), self._caches[layer], strict=True):
+        for source, cache in self.pair(layer, key, value):
             cache.numbers.index_copy_(0, slots, source[: metadata.num_tokens])
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:

@@ -29,7 +29,7 @@ class TritonPaged(SlotCaches):
             self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        for source, cache in zip((key, value), self._caches[layer], strict=True):
+        for source, cache in self.pair(layer, key, value):
             store(source, cache, self.of_layer(layer, metadata).slot_mapping)
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:

@@ -47,6 +47,10 @@ class SlotCache:
             return self
         return SlotCache(self.numbers[slots:], None if self.scales is None else self.scales[:, slots:])
 
+    def first(self, dim: int) -> "SlotCache":
+        """Return a view with the first numbers of each head only, under the same scales."""
+        return SlotCache(self.numbers[..., :dim], self.scales)
+
     @property
     def largest(self) -> float:
         """Return the largest number of an 8-bit type; 0 without scales."""

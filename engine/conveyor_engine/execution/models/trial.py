@@ -1,7 +1,7 @@
 """Checks whether two modules compute the same: calls both on random input, in the way the model calls the first one.
 
-Used by `recognise`, `fuse`, `native_layers` and `last_layer`. A `Recorder` replaces attention, so that the inputs of
-attention are compared as well. Attention could otherwise hide a difference before it.
+Used by `recognise`, `fuse`, `latent`, `native_layers` and `last_layer`. A `Recorder` replaces attention, so that the
+inputs of attention are compared as well. Attention could otherwise hide a difference before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape, same_spec
-from conveyor_engine.execution.attention.interface import HARMLESS
+from conveyor_engine.execution.attention.interface import HARMLESS, Paged
 from conveyor_engine.execution.models.probe import run_forward
 
 # Largest relative error of a row. The number and order of roundings may differ. A different formula gives far more.
@@ -23,7 +23,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # states reveal differences in what is added to the residual, and a small attention output reveals those in the MLP.
 PART_SCALES = ((1.0, 1.0), (30.0, 30.0))
 LAYER_SCALES = ((1.0, 1.0), (0.001, 1.0), (0.001, 0.001))
-_NUM_TOKENS = 8
+NUM_TOKENS = 8
 _UNDERSTOOD = HARMLESS | {"hidden_states", "position_embeddings", "paged"}
 
 
@@ -75,9 +75,13 @@ class Call:
 
     def _replay(self, module: nn.Module, scale: float, attention_scale: float) -> tuple[object, list[Attended]]:
         recorder = Recorder(attention_scale)
+        return self.run(module, scale, recorder), recorder.calls
+
+    def run(self, module: nn.Module, scale: float, paged: Paged) -> object:
+        """Call the module with random hidden states of this scale and this attention."""
         hidden_states = self.arguments["hidden_states"]
         hidden_states = random(*hidden_states.shape, like=hidden_states, seed=1) * scale
-        return module(**(self.arguments | {"hidden_states": hidden_states, "paged": recorder})), recorder.calls
+        return module(**(self.arguments | {"hidden_states": hidden_states, "paged": paged}))
 
 
 Calls = Mapping[nn.Module, Call]
@@ -102,7 +106,7 @@ def observe_calls(model: PreTrainedModel) -> Calls:
     ]
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
     try:
-        run_forward(model, torch.linspace(0, limit - 1, _NUM_TOKENS, device=model.device).long(), Recorder(1.0))
+        run_forward(model, torch.linspace(0, limit - 1, NUM_TOKENS, device=model.device).long(), Recorder(1.0))
     finally:
         for hook in hooks:
             hook.remove()

@@ -43,6 +43,7 @@ from conveyor_engine.execution.native.paged import (
     kv_write,
     paged_attention,
 )
+from conveyor_engine.execution.native.per_head import PackedHeads
 from conveyor_engine.execution.native.sample import sample
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "NativeMissingError",
     "Norm",
     "Packed",
+    "PackedHeads",
     "PackedIntegers",
     "PackedWeight",
     "Product",

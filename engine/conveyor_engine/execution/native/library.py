@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 16
+_ABI_VERSION = 17
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 SCALE_DTYPES = DTYPES | {torch.float16: 2, torch.int8: 3}
@@ -55,6 +55,10 @@ class Linear(ctypes.Structure):
         *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride", "group")),
         *((name, _I32) for name in ("dtype", "bits", "scale_dtype", "has_zeros", "has_minima")),
     )
+
+
+class Linears(ctypes.Structure):
+    _fields_ = (("first", Linear), *((name, _I64) for name in ("count", "x_step", "weight_step", "y_step")))
 
 
 class Adapters(ctypes.Structure):
@@ -214,6 +218,7 @@ def load() -> ctypes.CDLL:
         ("attention", Attention),
         ("kv_write", KvWrite),
         ("linear", Linear),
+        ("linears", Linears),
         ("adapt", Adapt),
         ("rms_norm", RmsNorm),
         ("rope", Rope),

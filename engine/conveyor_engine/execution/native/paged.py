@@ -32,6 +32,9 @@ def kv_cache(
     In the cache of keys, each dimension of a block's 16 tokens is contiguous. In the cache of values, all dimensions of
     one token are contiguous. In bfloat16, the dimension that the kernels sum over is stored in pairs: two dimensions of
     a key, or the values of two tokens.
+
+    With head_dim 0, the cache of values has the keys, and the values are their first numbers. value_dim is then the
+    keys' size.
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
@@ -73,7 +76,7 @@ class CacheStep:
 def kv_write(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Write key (T, Hkv, D) and value (T, Hkv, Dv) to the cache.
+    """Write key (T, Hkv, D) and value (T, Hkv, Dv) to the cache. A cache without keys gets the keys alone.
 
     slots: int64 (T,), block * 16 + offset of each token; a token with a negative slot is skipped.
     """

@@ -31,20 +31,31 @@ class Sequences:
     """Random sequences in a shuffled paged cache. All unwritten places contain NaN."""
 
     def __init__(
-        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, value_dim: int, dtype: torch.dtype
+        self,
+        lengths: list[tuple[int, int]],
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        *,
+        values_are_keys: bool = False,
     ) -> None:
         """lengths: (query tokens, tokens in the cache including these) of each sequence."""
         self.lengths, self.value_dim = lengths, value_dim
         blocks = [-(-total // 16) for _, total in lengths]
         order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)).to(torch.int32)
         self.tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
-        self.caches = native.kv_cache(sum(blocks), kv_heads, dim, value_dim, dtype)
+        kept = (0, dim) if values_are_keys else (dim, value_dim)
+        self.caches = native.kv_cache(sum(blocks), kv_heads, *kept, dtype)
         for cache in self.caches:
             cache.fill_(torch.nan)
         self.keys = [random(total, kv_heads, dim, dtype=dtype, seed=i) for i, (_, total) in enumerate(lengths)]
         self.values = [
             random(k.shape[0], kv_heads, value_dim, dtype=dtype, seed=99 + i) for i, k in enumerate(self.keys)
         ]
+        if values_are_keys:
+            self.values = [key[..., :value_dim] for key in self.keys]
         for row, table in enumerate(order.split(blocks)):
             self.tables[row, : len(table)] = table
             positions = torch.arange(lengths[row][1])

@@ -165,6 +165,29 @@ def test_attention_with_more_query_heads_per_kv_head_than_a_tile_has_rows(dtype:
     assert_close(batch.attend(), batch.exact())
 
 
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (71, 1), (48, 1), (12, 2), (128, 1)], ids=str)
+@pytest.mark.parametrize(("dim", "value_dim"), [(96, 64), (24, 16), (21, 9)], ids=str)
+def test_attention_over_values_that_are_the_first_numbers_of_their_keys(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, value_dim: int
+) -> None:
+    batch = Sequences(MIXED, heads, kv_heads, dim, value_dim, dtype, values_are_keys=True)
+    assert batch.caches[0].numel() == 0
+    assert_close(batch.attend(), batch.exact())
+    sinks = torch.linspace(-2, 3, heads).to(dtype)
+    assert_close(batch.attend(20, 2.0, sinks=sinks), batch.exact(20, 2.0, sinks=sinks))
+
+
+@DTYPES
+def test_each_head_is_multiplied_by_its_own_matrix(dtype: torch.dtype) -> None:
+    x, weights = random(5, 3, 40, dtype=dtype)[..., :24], random(3, 50, 24, dtype=dtype, seed=1)
+    y = torch.zeros(5, 3, 60, dtype=dtype)
+    native.PackedHeads(weights).run(x, y[..., 4:54])
+    assert_close(y[..., 4:54], torch.einsum("thi,hoi->tho", x.double(), weights.double()))
+    assert not y[..., :4].any()
+    assert not y[..., 54:].any()
+
+
 def test_attention_survives_scores_far_from_zero() -> None:
     batch = Sequences(MIXED, 4, 2, 32, 32, torch.float32)
     assert_close(batch.attend(scaling=40.0), batch.exact(scaling=40.0), tolerance=1e-3)

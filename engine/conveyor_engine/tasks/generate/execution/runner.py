@@ -31,6 +31,7 @@ from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
+from conveyor_engine.execution.models.latent import EXPANDING, keep_latents
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.rope import fix_frequencies
@@ -78,6 +79,7 @@ class GenerateRunner(Runner):
         self.model = start.load()
         towers = take_towers(self.model) if start.sees else []
         fix_frequencies(self.model, max_model_len)
+        self._keep_latents(start, adapters)
         layers, shapes = probe_layers(self.model, self.device)
         if shapes:
             self._prepare_states(start, layers, shapes, placement)
@@ -165,6 +167,14 @@ class GenerateRunner(Runner):
         """Free what an adapter takes. No later step has rows that use it."""
         assert self._adapters is not None
         self._adapters.unload(number)
+
+    def _keep_latents(self, start: RunnerStart, adapters: Sequence[Adapter]) -> None:
+        """Keep latents in the cache where layers have them, unless an adapter changes the layer that expands them."""
+        is_changed = any(name.endswith(f".{EXPANDING}") for adapter in adapters for name in adapter.shapes)
+        if self.backend.name == "triton" or is_changed:  # the Triton kernels have no tile for one KV head that wide
+            return
+        if num_layers := keep_latents(self.model):
+            start.progress(f"event=latents_kept layers={num_layers}")
 
     def _prepare_states(
         self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, placement: Placement
