@@ -68,7 +68,7 @@ class Sample:
 class Outcome:
     """The results of a run. `waits`: seconds until each request ran or timed out.
 
-    `failed`: the number of requests that timed out or were rejected.
+    `failed`: the number of requests that timed out or were rejected. Rejected ones are not in `waits`.
     """
 
     waits: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Outcome:
         return max(sample.replicas for sample in self.samples)
 
     def wait(self, share: float) -> float:
-        """Return the wait, in seconds, that this share of all requests did not exceed; 0 without requests."""
+        """Return the wait, in seconds, that this share of all queued requests did not exceed; 0 without requests."""
         waits = sorted(self.waits)
         return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
 
