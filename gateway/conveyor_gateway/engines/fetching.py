@@ -140,7 +140,7 @@ async def _fetch_first(
     """
     loop, tried = asyncio.get_running_loop(), random.sample(engines, min(_NUM_ASKED, len(engines)))
     until = loop.time() + timeout_seconds
-    async with _open_session() as session:
+    async with _open_session(tls) as session:
         for number, address in enumerate(tried):
             seconds = max(0.001, (until - loop.time()) / (len(tried) - number))
             try:
@@ -168,7 +168,7 @@ async def fetch(
     if not addresses:
         return {}
     pages, remaining = dict[str, EnginePage | None](), iter(addresses)
-    async with _open_session() as session:
+    async with _open_session(tls) as session:
 
         async def go_on() -> None:
             for address in remaining:
@@ -181,9 +181,10 @@ async def fetch(
     return {address: pages.get(address) for address in addresses}
 
 
-def _open_session() -> aiohttp.ClientSession:
+def _open_session(tls: EngineTls | None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=Connector(),
+        connector=Connector() if tls is None else tls.connector,
+        connector_owner=tls is None,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     )

@@ -59,7 +59,7 @@ class EngineSession:
     def __init__(self, tls: EngineTls | None = None) -> None:
         self._tls = tls
         self._session = aiohttp.ClientSession(
-            connector=Connector(),
+            connector=Connector() if tls is None else tls.connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),

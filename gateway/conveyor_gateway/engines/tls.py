@@ -9,17 +9,22 @@ from typing import Any, Final
 
 from yarl import URL
 
+from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import find_host
 from conveyor_process.followed_files import FollowedFiles
 from conveyor_process.settings import SettingsError
 
 
 class EngineTls:
-    """The authorities that verify engines. `context` always has the newest ones that can be loaded."""
+    """The authorities that verify engines. `context` always has the newest ones that can be loaded.
+
+    `connector` has the connections to all engines. Requests and pages share them, because a handshake is expensive.
+    """
 
     def __init__(self, file: Path) -> None:
-        """Load the authorities. Raises SettingsError."""
+        """Load the authorities, in the event loop. Raises SettingsError."""
         self._file = file
+        self.connector: Final = Connector()
         try:
             files = FollowedFiles("authorities", (file,), self._load)
         except OSError as error:

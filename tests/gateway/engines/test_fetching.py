@@ -1,6 +1,8 @@
 """Tests the reading of engines' small pages, including pages that are too large, too late or malformed."""
 
 import asyncio
+import ssl
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -10,7 +12,10 @@ from tests.gateway.engine_servers import answering, refusing_address, running_en
 
 from conveyor_gateway.engines import fetching
 from conveyor_gateway.engines.fetching import EnginePage, fetch, fetch_loads
+from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.engines.tls import EngineTls
 from conveyor_protocol.engine_pages import ReportedLoad
+from e2e.cluster.certificates import Authority
 
 
 async def test_every_engine_is_queried_at_once_and_a_silent_one_counts_as_none() -> None:
@@ -32,6 +37,31 @@ async def test_every_engine_is_queried_at_once_and_a_silent_one_counts_as_none()
             }
             assert await fetch_loads(make_hold(), [gone, *addresses], 1) == state
     assert await fetch_loads(make_hold(), [], 1) == {}
+
+
+async def test_pages_and_requests_over_tls_share_connections(tmp_path: Path) -> None:
+    authority, peers = Authority(tmp_path, "ca"), list[object]()
+    pair = authority.issue("engine", "engine", names=["qwen-engine.default.svc"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        peers.append(request.get_extra_info("peername"))
+        return web.json_response({"waiting": 3})
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    site = web.TCPSite(runner, own_address(), 0, ssl_context=context)
+    await site.start()
+    address, tls = f"{own_address()}:{runner.addresses[0][1]}", EngineTls(authority.certificate)
+    session = EngineSession(tls)
+    for _ in range(3):
+        assert await fetch_loads(make_hold(), [address], 5, tls) == {address: ReportedLoad(waiting=3)}
+    await session.give_place_back(make_hold(), address)
+    await session.close()
+    await runner.cleanup()
+    assert len(peers) == 4
+    assert len(set(peers)) == 1
 
 
 @pytest.mark.parametrize(
