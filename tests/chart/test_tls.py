@@ -21,6 +21,13 @@ def test_the_gateway_serves_with_the_secret_on_the_port_of_https() -> None:
     assert port == {"name": "https", "port": 443, "targetPort": "http"}
 
 
+@pytest.mark.parametrize(("given", "requested"), [("", "346Mi"), ("512Mi", "602Mi"), ("1Gi", "1Gi")])
+def test_the_gateway_requests_more_memory_for_its_connections(given: str, requested: str) -> None:
+    objects = render(SECRET, *([f"gateway.resources.requests.memory={given}"] if given else []))
+    (container,) = find(objects, "Deployment", "conveyor-gateway")["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["memory"] == requested
+
+
 def test_statuses_and_the_test_of_the_release_have_its_url() -> None:
     objects = render(SECRET)
     (operator,) = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]["spec"]["containers"]

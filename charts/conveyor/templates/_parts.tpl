@@ -138,7 +138,12 @@ env: {{- toYaml . | nindent 2 }}
 envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $own.resources }}
-resources: {{- toYaml . | nindent 2 }}
+{{- $resources := deepCopy . }}
+{{- if and ($own.tls).secretName (hasSuffix "Mi" (toString (.requests).memory)) }}
+{{- $memory := trimSuffix "Mi" .requests.memory }}
+{{- $_ := set $resources.requests "memory" (printf "%dMi" (add $memory 90)) }}{{/* of connections: docs/tls.md */}}
+{{- end }}
+resources: {{- toYaml $resources | nindent 2 }}
 {{- end }}
 {{- end }}
 
