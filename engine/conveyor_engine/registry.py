@@ -43,6 +43,7 @@ class About:
     reads_text: bool = True  # whether it needs the model's tokenizer
     reads: bool = False  # whether its workers need an object that the module `reading` loads
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it runs if `task` names it; None: all
+    check: Callable[[Path], object] | None = None  # raises ModelError if the small files of a model rule it out
 
 
 @cache

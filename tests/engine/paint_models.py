@@ -61,23 +61,27 @@ def save_paint_model(directory: Path, scheduler: str = "DDIMScheduler", **settin
 
 
 def open_pipeline(directory: Path) -> Any:
+    """Open diffusers' pipeline. It must be told which parts are absent."""
     diffusers_logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"diffusers\..*")
-    pipeline = DiffusionPipeline.from_pretrained(directory, low_cpu_mem_usage=False)
+    index = json.loads((directory / "model_index.json").read_text())
+    absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if index.get(name) == [None, None]}
+    pipeline = DiffusionPipeline.from_pretrained(directory, low_cpu_mem_usage=False, **absent)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def paint(pipeline: Any, brief: Brief) -> Pixels:
-    """The picture of diffusers' pipeline: (height, width, 3)."""
+    """The picture of diffusers' pipeline: (height, width, 3). Flux is guided away from no prompt."""
+    negative = {} if type(pipeline).__name__ == "FluxPipeline" else {"negative_prompt": brief.negative}
     (picture,) = pipeline(
         brief.prompt,
         width=brief.size.width,
         height=brief.size.height,
         num_inference_steps=brief.num_steps,
         guidance_scale=brief.guidance,
-        negative_prompt=brief.negative,
         generator=torch.Generator().manual_seed(brief.seed),
+        **negative,
     ).images
     return np.asarray(picture)
 
@@ -89,12 +93,13 @@ def _tokenizer_of(directory: Path) -> Any:
 
 def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: float = 0.0) -> None:
     """What a worker makes of a body."""
-    tokenizer = _tokenizer_of(directory)
+    tokenizer, facts = _tokenizer_of(directory), read_facts(core.facts)
     negative = [] if brief.negative is None else tokenizer.encode(brief.negative)[0]
     request = PaintRequest(
         size=brief.size,
         num_inference_steps=brief.num_steps,
         guidance_scale=brief.guidance,
+        has_guidance=facts.guides and brief.guidance > 1,
         seed=brief.seed,
         packed_tokens=tokenizer.encode(brief.prompt)[0],
         packed_negative=negative,
@@ -105,7 +110,7 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
             request_id=name,
             payload=request.encode(),
             payload_cost=request.cost,
-            num_steps=read_facts(core.facts).nums_forwards[brief.num_steps - 1],
+            num_steps=facts.nums_forwards[brief.num_steps - 1],
             group=request.group,
             arrival_time=arrival,
         )

@@ -10,6 +10,8 @@ from tests.engine.classifiers import save_classifier
 from tests.engine.encoders import save_encoder
 from tests.engine.fetching.hubs import running_hub
 from tests.engine.gguf_files import write_model
+from tests.engine.paint_layouts import save_layout
+from tests.engine.paint_models import change_json
 from tests.engine.references import Reference
 from tests.engine.tiny_models import save_tiny_model
 
@@ -65,6 +67,17 @@ def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) 
     # Two layers keep 4,096 tokens, and ten those of the window.
     assert mib[512] == token * (2 * 4096 + 10 * 512) // 12 // 2**20
     assert lines[512]["tested"] == "Gemma 3, texts only; the engine's own code computes whole layers"
+
+
+def test_a_pipeline_is_described_by_its_class_or_refused(tmp_path: Path) -> None:
+    save_layout(tmp_path, "xl")
+    assert describe(str(tmp_path)) == (
+        True, ["runs     StableDiffusionXLPipeline, task imagegenerate; its memory is measured at the start"]
+    )  # fmt: skip
+    change_json(tmp_path / "model_index.json", text_encoder_2=["mine", "Encoder"])
+    runs, lines = describe(str(tmp_path))
+    assert not runs
+    assert lines[0].startswith("refused  the model's text_encoder_2 is a Encoder")
 
 
 def test_a_repository_is_described_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

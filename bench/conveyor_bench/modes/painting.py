@@ -109,6 +109,7 @@ def draw_requests(core: EngineCore, rate: float, number: int) -> Iterator[Engine
             size=facts.size,
             num_inference_steps=count_steps(core, index),
             guidance_scale=7.5,
+            has_guidance=facts.guides,
             seed=index,
             packed_tokens=[array("I", [index % 80] * (len(each) // 4)).tobytes() for each in facts.empty_tokens],
         )

@@ -203,7 +203,7 @@ def _fetch_files(
     _check_space(model, missing, partial)
     weights = [each for each in missing if each.name.endswith(".safetensors")]
     _fetch_missing(source, model, [each for each in missing if each not in weights], partial)
-    if weights and (partial / "config.json").is_file():
+    if weights and any((partial / name).is_file() for name in ("config.json", PIPELINE_INDEX)):
         check_before_weights(model.title, partial, task)
     _fetch_missing(source, model, weights, partial)
     return files

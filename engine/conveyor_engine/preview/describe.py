@@ -27,11 +27,11 @@ from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.quantize import count_bytes
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
-from conveyor_engine.model_files import read_architectures
+from conveyor_engine.model_files import PIPELINE_INDEX, read_architectures, read_pipeline_class
 from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
 from conveyor_engine.quantization import Declared, read_declared
-from conveyor_engine.registry import find_task
+from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.step import NUM_AHEAD
 from conveyor_protocol.families import FAMILIES, MEANINGS
@@ -56,7 +56,11 @@ def describe(model: str) -> tuple[bool, list[str]]:
 def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     check_numbers(directory)
     task = find_task("auto", directory)
-    classes = ", ".join(read_architectures(directory)) or directory.name
+    if (check_files := load_about(task).check) is not None:
+        check_files(directory)
+    is_pipeline = (directory / PIPELINE_INDEX).is_file()
+    classes = read_pipeline_class(directory) if is_pipeline else ", ".join(read_architectures(directory))
+    classes = classes or directory.name
     kind = kinds.find_kind(task, directory)
     if kind is None or not kind.own_attention:
         yield f"runs     {classes}, task {task}; its memory is measured at the start"

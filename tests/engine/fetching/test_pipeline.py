@@ -123,6 +123,15 @@ def test_a_part_without_one_of_its_files_is_incomplete(pipeline: Path) -> None:
         check_files(pipeline)
 
 
+def test_no_weights_of_a_pipeline_that_the_engine_rejects_are_downloaded(
+    fetch_from: Fetch, hub: Hub, pipeline: Path, target: Path
+) -> None:
+    (pipeline / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
+    with pytest.raises(ModelError, match=r"the model is a WanPipeline; .* Its weights were not downloaded"):
+        fetch_from(hub.url, "hf://org/tiny", target, task="auto")
+    assert not [request for request in hub.requests if UNET in str(request)]
+
+
 def test_the_files_of_all_folders_count(
     monkeypatch: pytest.MonkeyPatch, fetch_from: Fetch, hub: Hub, target: Path
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from conveyor_engine.errors import StartError
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
 from conveyor_engine.quantization import check_declared, read_declared
-from conveyor_engine.registry import find_task
+from conveyor_engine.registry import find_task, load_about
 
 _CPU_SECONDS: Final = 60.0
 _MEMORY_BYTES: Final = 2 * 2**30
@@ -24,7 +24,10 @@ def check(directory: Path, task: str) -> None:
     from conveyor_engine.execution.models import checks
     from conveyor_engine.execution.models.kinds import CAUSAL_LM, find_kind
 
-    kind = find_kind(find_task(task, directory), directory)
+    found = find_task(task, directory)
+    if (check_files := load_about(found).check) is not None:
+        check_files(directory)
+    kind = find_kind(found, directory)
     if kind is None:
         return
     checks.read_config(directory, kind)

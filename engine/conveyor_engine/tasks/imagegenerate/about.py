@@ -5,6 +5,7 @@ from typing import Final
 
 from conveyor_engine.model_files import PIPELINE_INDEX
 from conveyor_engine.registry import About
+from conveyor_engine.tasks.imagegenerate.layouts import read_layout
 from conveyor_protocol.tasks import TASKS
 
 
@@ -22,4 +23,5 @@ TASK: Final = About(
     reads_text=False,
     reads=True,
     runs_also=(),
+    check=read_layout,
 )

@@ -39,18 +39,21 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     size: Size  # the size of a picture if the request names none
     multiple: int  # each side must be a multiple of this number of pixels
     max_pixels: int  # limit on the pixels of a picture
+    max_side: int  # limit on a picture's longer side
     empty_tokens: list[bytes]  # the tokens of an empty prompt for each text encoder, uint32; used for the warm-up
     nums_forwards: list[int]  # element i is the number of engine steps that i + 1 inference steps take
     num_steps: int  # inference steps of a request that names no number
     guidance: float  # guidance of a request that names none
+    guides: bool  # whether guidance computes each picture a second time without the prompt, so that it costs twice
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""
         return msgspec.msgpack.encode(self)
 
     @property
-    def max_side(self) -> int:
-        return _SIDE_TIMES * max(self.size)
+    def rows(self) -> int:
+        """The rows that a picture with guidance takes in a forward pass. Each row costs its pixels."""
+        return 2 if self.guides else 1
 
     def find_size(self, cost: int) -> Size:
         """Return the largest size, in the model's proportions, whose picture with guidance costs at most `cost` pixels.
@@ -61,7 +64,7 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         for factor in range(1, 1 + max(self.size) * 2 // self.multiple):
             width, height = (max(1, side * factor // max(self.size)) * self.multiple for side in self.size)
             larger = Size(width, height)
-            if 2 * larger.num_pixels <= min(cost, 2 * self.max_pixels):
+            if max(larger) <= self.max_side and larger.num_pixels <= min(cost // self.rows, self.max_pixels):
                 size = larger
         return size
 
@@ -80,21 +83,22 @@ def find_max_pixels(size: Size) -> int:
     return _PIXELS_TIMES * size.num_pixels
 
 
+def find_max_side(size: Size) -> int:
+    """Return the limit on a picture's longer side. size: the model's own size."""
+    return _SIDE_TIMES * max(size)
+
+
 class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The payload of a request: one picture."""
 
     size: Size
     num_inference_steps: int
     guidance_scale: float
+    has_guidance: bool  # whether each step also computes the picture without the prompt, or with the negative one
     seed: int  # 64 bits
     packed_tokens: list[bytes]  # the tokens of the prompt for each text encoder, uint32, padded
     packed_negative: list[bytes] = []  # the same of the negative prompt; empty: the request has none
     previews: tuple[int, ...] = ()  # numbers of the engine steps, from 1 on, after which a preview is sent
-
-    @property
-    def has_guidance(self) -> bool:
-        """Whether each step also computes the picture without the prompt, or with the negative one."""
-        return self.guidance_scale > 1
 
     @property
     def cost(self) -> int:

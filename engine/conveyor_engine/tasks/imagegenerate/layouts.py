@@ -13,7 +13,10 @@ from conveyor_engine.model_files import PIPELINE_INDEX, read_object, read_pipeli
 
 CLIP: Final = "CLIPTextModel"
 PROJECTED_CLIP: Final = "CLIPTextModelWithProjection"
+T5: Final = "T5EncoderModel"
+STABLE_DIFFUSION_3_T5_TOKENS: Final = 256
 _SAMPLERS: Final = ("DDIMScheduler", "EulerDiscreteScheduler", "PNDMScheduler", "DPMSolverMultistepScheduler")
+_FLOW: Final = ("FlowMatchEulerDiscreteScheduler",)
 
 
 class Encoder(NamedTuple):
@@ -21,6 +24,8 @@ class Encoder(NamedTuple):
 
     number: int  # from 1 on
     kind: str  # the name of its class
+    num_tokens: int | None = None  # of every prompt, padding included; None: as many as its tokenizer says
+    optional: bool = False  # whether a pipeline may lack it
 
     @property
     def folder(self) -> str:
@@ -33,7 +38,7 @@ class Encoder(NamedTuple):
     @property
     def tokenizers(self) -> tuple[str, ...]:
         """The names of the classes that its tokenizer may have."""
-        return "CLIPTokenizer", "CLIPTokenizerFast"
+        return ("T5Tokenizer", "T5TokenizerFast") if self.kind == T5 else ("CLIPTokenizer", "CLIPTokenizerFast")
 
 
 class Layout(NamedTuple):
@@ -45,6 +50,7 @@ class Layout(NamedTuple):
     schedulers: tuple[str, ...]
     num_steps: int
     guidance: float
+    guides: bool = True  # whether guidance computes each picture a second time without the prompt
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
@@ -55,29 +61,37 @@ class Layout(NamedTuple):
         return encoders | tokenizers | {folder: (kind,), "vae": ("AutoencoderKL",), "scheduler": self.schedulers}
 
 
-def _number(*kinds: str) -> tuple[Encoder, ...]:
-    return tuple(Encoder(number, kind) for number, kind in enumerate(kinds, start=1))
-
-
 _UNET: Final = ("unet", "UNet2DConditionModel")
+_XL_ENCODERS: Final = (Encoder(1, CLIP), Encoder(2, PROJECTED_CLIP))
+_3_ENCODERS: Final = (
+    Encoder(1, PROJECTED_CLIP),
+    Encoder(2, PROJECTED_CLIP),
+    Encoder(3, T5, STABLE_DIFFUSION_3_T5_TOKENS, optional=True),
+)
+_FLUX_ENCODERS: Final = (Encoder(1, CLIP), Encoder(2, T5, 512))
 LAYOUTS: Final[Mapping[str, Layout]] = {
     layout.pipeline: layout
     for layout in (
-        Layout("StableDiffusionPipeline", _number(CLIP), _UNET, _SAMPLERS, 50, 7.5),
-        Layout("StableDiffusionXLPipeline", _number(CLIP, PROJECTED_CLIP), _UNET, _SAMPLERS, 50, 5.0),
+        Layout("StableDiffusionPipeline", (Encoder(1, CLIP),), _UNET, _SAMPLERS, 50, 7.5),
+        Layout("StableDiffusionXLPipeline", _XL_ENCODERS, _UNET, _SAMPLERS, 50, 5.0),
+        Layout("StableDiffusion3Pipeline", _3_ENCODERS, ("transformer", "SD3Transformer2DModel"), _FLOW, 28, 7.0),
+        Layout("FluxPipeline", _FLUX_ENCODERS, ("transformer", "FluxTransformer2DModel"), _FLOW, 28, 3.5, guides=False),
     )
 }
 
 
 def read_layout(directory: Path) -> Layout:
-    """Return the layout that model_index.json names.
+    """Return the layout that model_index.json names, without the optional parts that the pipeline lacks.
 
     Raises ModelError if the pipeline or one of its parts has a class that this engine does not run.
     """
     pipeline = read_pipeline_class(directory)
     if pipeline not in LAYOUTS:
         raise ModelError(f"the model is a {pipeline}; this engine makes pictures with {', '.join(LAYOUTS)} only")
-    layout, index = LAYOUTS[pipeline], read_object(directory / PIPELINE_INDEX)
+    index = read_object(directory / PIPELINE_INDEX)
+    layout = LAYOUTS[pipeline]
+    encoders = (each for each in layout.encoders if not (each.optional and index.get(each.folder) == [None, None]))
+    layout = layout._replace(encoders=tuple(encoders))
     for name, kinds in layout.classes.items():
         if (found := _name_class(index.get(name))) not in kinds:
             advice = ""

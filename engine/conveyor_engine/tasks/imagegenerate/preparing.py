@@ -33,8 +33,11 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
         message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
         raise InvalidRequest(message, param="num_inference_steps")
     guidance = facts.guidance if fields.guidance_scale is None else fields.guidance_scale
+    if fields.negative_prompt and not facts.guides:
+        raise InvalidRequest("this model cannot be guided away from a prompt: leave it out", param="negative_prompt")
+    has_guidance = facts.guides and guidance > 1
     tokens, num_tokens = model.reader.encode(fields.prompt)
-    has_negative = guidance > 1 and fields.negative_prompt is not None
+    has_negative = has_guidance and fields.negative_prompt is not None
     negative, num_negative = model.reader.encode(fields.negative_prompt) if has_negative else ([], 0)
     first_seed = random.getrandbits(62) if fields.seed is None else fields.seed
     seeds = [first_seed + index for index in range(number)]
@@ -47,6 +50,7 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
             size=size,
             num_inference_steps=num_steps,
             guidance_scale=guidance,
+            has_guidance=has_guidance,
             seed=seed,
             packed_tokens=tokens,
             packed_negative=negative,
@@ -72,13 +76,13 @@ def prepare_pictures(model: ServedModel, job: Job) -> PreparedPictures:
 def find_size(facts: PaintFacts, wanted: str | None, max_cost: int) -> Size:
     """Return the size of the pictures. Raises InvalidRequest.
 
-    wanted: the field `size`. max_cost: the limit on the pixels of a step. A picture with guidance counts twice.
+    wanted: the field `size`. max_cost: the limit on the pixels of a step.
     """
     if wanted in (None, "auto"):
         return facts.size
     size = Size(*map(int, str(wanted).split("x")))
     multiple = facts.multiple
-    most = min(facts.max_pixels, max_cost // 2)
+    most = min(facts.max_pixels, max_cost // facts.rows)
     problem = None
     if max(size) > facts.max_side or size.num_pixels > most:
         problem = f"is too large: this model allows {most} pixels in all and {facts.max_side} pixels for a side"

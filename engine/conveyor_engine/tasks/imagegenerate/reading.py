@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
-from conveyor_engine.tasks.imagegenerate.layouts import Encoder, read_layout
+from conveyor_engine.tasks.imagegenerate.layouts import T5, Encoder, read_layout
 
 CONTEXT_MAX: Final = 4096  # limit on the tokens of a prompt; CLIP has 77
 _ERRORS: Final = (
@@ -40,13 +40,15 @@ def load_tokenizer(directory: Path) -> PromptTokenizer:
 
 def _load(directory: Path, encoder: Encoder) -> tuple[Any, int]:
     """Return the tokenizer of a text encoder, and the number of tokens of its prompts."""
-    from transformers import CLIPTokenizer
+    from transformers import CLIPTokenizer, T5Tokenizer
 
-    folder = directory / encoder.tokenizer
-    positions = read_object(directory / encoder.folder / "config.json").get("max_position_embeddings", 77)
+    folder, kind = directory / encoder.tokenizer, T5Tokenizer if encoder.kind == T5 else CLIPTokenizer
+    positions = encoder.num_tokens  # T5 has relative positions, so prompts of any length
+    if positions is None:
+        positions = read_object(directory / encoder.folder / "config.json").get("max_position_embeddings", 77)
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        num_tokens = int(tokenizer.model_max_length)
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        num_tokens = encoder.num_tokens or int(tokenizer.model_max_length)
         if not (isinstance(positions, int) and 2 <= num_tokens <= min(positions, CONTEXT_MAX)):
             raise ModelError(
                 f"the tokenizer in {folder} makes prompts of {str(num_tokens)[:40]} tokens, but the text encoder has "

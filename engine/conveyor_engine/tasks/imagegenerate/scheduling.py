@@ -34,6 +34,7 @@ class ImageGenerate(OneStep):
             size=facts.find_size(cost),
             num_inference_steps=_DUMMY_STEPS,
             guidance_scale=7.5,
+            has_guidance=facts.guides,
             seed=number,
             packed_tokens=facts.empty_tokens,
         )

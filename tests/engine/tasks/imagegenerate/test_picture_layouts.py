@@ -26,7 +26,10 @@ EMPTY = Brief("the blue star", 7, 3, negative="")
 ALL = (*BRIEFS, EMPTY)
 
 
-@pytest.fixture(scope="module", params=PIPELINES)
+LAYOUTS = [pytest.param(name, marks=pytest.mark.slow if name == "flux" else ()) for name in PIPELINES]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp(request.param)
     save_layout(directory, request.param)
@@ -35,7 +38,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def open_core(directory: Path, **changes: Any) -> EngineCore:
     return make_core(
-        directory, **({"batching_mode": "continuous", "max_num_batched_tokens": 50_000, "max_num_seqs": 8} | changes)
+        directory, **({"batching_mode": "continuous", "max_num_batched_tokens": None, "max_num_seqs": 8} | changes)
     )
 
 
@@ -60,21 +63,24 @@ def test_pictures_that_join_and_leave_are_those_of_the_pipeline(saved: Path) -> 
 
 
 def test_the_warm_up_runs_the_largest_picture_and_a_batch(saved: Path) -> None:
-    core = open_core(saved, warmup=True, max_num_batched_tokens=8 * 2 * 32 * 32)
+    core = open_core(saved, warmup=True, max_num_batched_tokens=512 * 512)
     assert core.longest_warmup_step_seconds > 0
     assert distance(paint_joining(core, saved, ALL[:1]), [paint(open_pipeline(saved), ALL[0])]) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "changes"),
+    ("layout", "file", "changes"),
     [
-        ("model_index.json", {"force_zeros_for_empty_prompt": False}),
-        ("vae/config.json", {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.9, 1.1, 1.0, 1.2]}),
+        ("xl", "model_index.json", {"force_zeros_for_empty_prompt": False}),
+        ("xl", "vae/config.json", {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.9, 1.1, 1.0, 1.2]}),
+        ("3", "model_index.json", {"text_encoder_3": [None, None], "tokenizer_3": [None, None]}),
+        ("3", "scheduler/scheduler_config.json", {"use_dynamic_shifting": True}),
+        ("flux", "scheduler/scheduler_config.json", {"use_dynamic_shifting": False, "shift": 2.0}),
     ],
 )
-def test_settings_of_xl_act_as_in_the_pipeline(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
-    save_layout(tmp_path, "xl")
+def test_settings_act_as_in_the_pipeline(tmp_path: Path, layout: str, file: str, changes: dict[str, Any]) -> None:
+    save_layout(tmp_path, layout)
     before = paint(open_pipeline(tmp_path), ALL[0])
     change_json(tmp_path / file, **changes)
     theirs = paint(open_pipeline(tmp_path), ALL[0])
@@ -95,6 +101,15 @@ XL = "StableDiffusionXL"
             f"is a {XL}Img2ImgPipeline; this ",
         ),
         ("xl", "model_index.json", {"text_encoder_2": [None, None]}, "the model's text_encoder_2 is a None"),
+        ("3", "model_index.json", {"scheduler": ["diffusers", "EulerDiscreteScheduler"]}, "runs only FlowMatchEuler"),
+        ("3", "scheduler/scheduler_config.json", {"stochastic_sampling": True}, "stochastic_sampling is True, which"),
+        ("3", "transformer/config.json", {"pos_embed_max_size": 10**5}, "pos_embed_max_size is 100000"),
+        ("3", "transformer/config.json", {"pos_embed_max_size": 3}, "allows 24 pixels|weights|cannot be used"),
+        ("3", "text_encoder_3/config.json", {"num_layers": 10**6}, "num_layers is 1000000"),
+        ("3", "text_encoder_3/config.json", {"d_model": 64}, "cannot be used|weights"),
+        ("flux", "model_index.json", {"text_encoder_2": [None, None]}, "the model's text_encoder_2 is a None"),
+        ("flux", "model_index.json", {"_class_name": "FluxFillPipeline"}, "is a FluxFillPipeline; this engine"),
+        ("flux", "vae/config.json", {"shift_factor": None}, "the VAE has no shift_factor"),
         ("xl", "model_index.json", {"scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"]}, "DDIMScheduler or"),
         ("xl", "unet/config.json", {"addition_embed_type": None}, "the UNet has addition_embed_type None; text_time"),
         ("xl", "unet/config.json", {"addition_time_embed_dim": 4}, "numbers beside the prompt, but .* have 48"),

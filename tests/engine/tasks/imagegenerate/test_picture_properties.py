@@ -26,7 +26,15 @@ COSTS = (4, 7)
 BUDGET = 16
 MAX_QUEUED = 6
 FACTS = PaintFacts(
-    size=Size(8, 8), multiple=8, max_pixels=64, empty_tokens=[bytes(4)], nums_forwards=[1, 2], num_steps=2, guidance=2.0
+    size=Size(8, 8),
+    multiple=8,
+    max_pixels=64,
+    max_side=32,
+    empty_tokens=[bytes(4)],
+    nums_forwards=[1, 2],
+    num_steps=2,
+    guidance=2.0,
+    guides=True,
 )
 
 

@@ -37,8 +37,8 @@ def _check_numbers(folder: Path) -> None:
             problem = len(value) > _LIST_MAX and name != "trained_betas"
         elif "layers" in name or "num_hidden" in name:
             problem = abs(value) > _COUNT_MAX
-        elif name == "sample_size":
-            problem = folder.name == "unet" and not 1 <= value <= _SAMPLE_MAX
+        elif name in ("sample_size", "pos_embed_max_size"):
+            problem = folder.name in ("unet", "transformer") and not 1 <= value <= _SAMPLE_MAX
         else:
             problem = isinstance(value, int) and abs(value) > NUMBER_MAX
         if problem:

@@ -11,13 +11,16 @@ from typing import Any, Final
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
 from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_pndm import PNDMScheduler
 from diffusers.utils import logging as diffusers_logging
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.execution.models import checks
@@ -25,21 +28,31 @@ from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.model_files import PIPELINE_INDEX, read_object
 from conveyor_engine.tasks.imagegenerate.execution.checking import explained
 from conveyor_engine.tasks.imagegenerate.execution.families.family import Family, Parts
+from conveyor_engine.tasks.imagegenerate.execution.families.flux import Flux
 from conveyor_engine.tasks.imagegenerate.execution.families.stable_diffusion import StableDiffusion
+from conveyor_engine.tasks.imagegenerate.execution.families.stable_diffusion_3 import StableDiffusion3
 from conveyor_engine.tasks.imagegenerate.execution.families.stable_diffusion_xl import StableDiffusionXL
 from conveyor_engine.tasks.imagegenerate.layouts import LAYOUTS, read_layout, read_scheduler
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
 
 SCHEDULERS: Final[Mapping[str, Any]] = {
-    each.__name__: each for each in (DDIMScheduler, EulerDiscreteScheduler, PNDMScheduler, DPMSolverMultistepScheduler)
-}
+    each.__name__: each
+    for each in (
+        DDIMScheduler, EulerDiscreteScheduler, PNDMScheduler, DPMSolverMultistepScheduler,
+        FlowMatchEulerDiscreteScheduler,
+    )
+}  # fmt: skip
 _OF_TRANSFORMERS: Final[Mapping[str, Any]] = {
-    each.__name__: each for each in (CLIPTextModel, CLIPTextModelWithProjection)
+    each.__name__: each for each in (CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel)
 }
-_DENOISERS: Final[Mapping[str, Any]] = {each.__name__: each for each in (UNet2DConditionModel,)}
+_DENOISERS: Final[Mapping[str, Any]] = {
+    each.__name__: each for each in (UNet2DConditionModel, SD3Transformer2DModel, FluxTransformer2DModel)
+}
 _FAMILIES: Final[Mapping[str, type[Family]]] = {
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "FluxPipeline": Flux,
 }
 assert LAYOUTS.keys() == _FAMILIES.keys()
 

@@ -157,20 +157,19 @@ class PaintRunner(Runner):
         scheduler = family.copy_scheduler(request.num_inference_steps, request.size)
         shape = 1, family.parts.vae.config.latent_channels, height // family.factor, width // family.factor
         generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
-        noise = torch.randn(shape, generator=generator, dtype=self._dtype) * scheduler.init_noise_sigma
+        noise = family.scale_noise(scheduler, torch.randn(shape, generator=generator, dtype=self._dtype))
         latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
         return Row(payload, request, prompts, scheduler, latents)
 
     def _denoise(self, rows: Sequence[Row]) -> None:
         """Run the next timestep of each of these pictures. All have the same size."""
         counts = [len(row.prompts.hidden) for row in rows]
-        inputs = [row.scheduler.scale_model_input(row.latents, row.timestep) for row in rows]
+        inputs = [self._family.scale_input(row.scheduler, row.latents, row.timestep) for row in rows]
         sample = torch.cat([each.expand(count, -1, -1, -1) for each, count in zip(inputs, counts, strict=True)])
-        timesteps = np.repeat([float(row.timestep) for row in rows], counts).astype(np.float32)
+        numbers = ([float(row.timestep) for row in rows], [row.request.guidance_scale for row in rows])
+        timesteps, guidance = (to_device(np.repeat(each, counts).astype(np.float32), self.device) for each in numbers)
         prompts = Prompts(*map(torch.cat, zip(*(row.prompts for row in rows), strict=True)))
-        predicted = self._family.predict(
-            Inputs(sample, to_device(timesteps, self.device), prompts, rows[0].request.size)
-        )
+        predicted = self._family.predict(Inputs(sample, timesteps, prompts, guidance, rows[0].request.size))
         for row, noise in zip(rows, torch.split(predicted, counts), strict=True):
             if row.request.has_guidance:
                 without, with_prompt = noise.chunk(2)
@@ -202,7 +201,8 @@ class PaintRunner(Runner):
     def _measure(self, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
         size, facts = self._family.size, self.facts
-        number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // (2 * size.num_pixels)))
+        rows = 2 if self._family.layout.guides else 1
+        number = max(1, min(facts.max_num_seqs, facts.max_num_batched_tokens // (rows * size.num_pixels)))
         what, settings = f"{number} pictures of {size}", "`max_num_seqs` or `max_num_batched_tokens`"
         requests = [self._build(size)] * number
         step_bytes = measure_step(self.device, what, settings, lambda: self._run_alone(requests))
@@ -210,7 +210,14 @@ class PaintRunner(Runner):
 
     def _build(self, size: Size) -> PaintRequest:
         empty = self._family.parts.empty_tokens
-        return PaintRequest(size=size, num_inference_steps=1, guidance_scale=2.0, seed=0, packed_tokens=empty)
+        return PaintRequest(
+            size=size,
+            num_inference_steps=1,
+            guidance_scale=2.0,
+            has_guidance=self._family.layout.guides,
+            seed=0,
+            packed_tokens=empty,
+        )
 
     def _run_alone(self, requests: Sequence[PaintRequest]) -> None:
         """Run the first step of these requests of one size, and decode their pictures. Existing rows are unaffected."""
@@ -238,25 +245,28 @@ def _group(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _describe(config: EngineConfig, family: Family, device: torch.device, dtype: torch.dtype) -> ModelFacts:
-    own_cost = 2 * family.size.num_pixels
+    max_side = family.max_side
+    facts = PaintFacts(
+        size=family.size,
+        multiple=family.multiple,
+        max_pixels=min(find_max_pixels(family.size), max_side**2),
+        max_side=max_side,
+        empty_tokens=family.parts.empty_tokens,
+        nums_forwards=family.count_forwards(),
+        num_steps=family.layout.num_steps,
+        guidance=family.layout.guidance,
+        guides=family.layout.guides,
+    )
+    own_cost = facts.rows * facts.size.num_pixels
     budget = config.max_num_batched_tokens or min(MAX_TOKENS, _PICTURES[device.type] * own_cost)
     if budget < own_cost:
         raise ConfigError(
             f"`max_num_batched_tokens` is {budget}, but a step of one picture of {family.size} with guidance computes "
             f"{own_cost} pixels; raise it"
         )
-    facts = PaintFacts(
-        size=family.size,
-        multiple=family.multiple,
-        max_pixels=find_max_pixels(family.size),
-        empty_tokens=family.parts.empty_tokens,
-        nums_forwards=family.count_forwards(),
-        num_steps=family.layout.num_steps,
-        guidance=family.layout.guidance,
-    )
     return ModelFacts(
         task="imagegenerate",
-        max_model_len=2 * facts.max_pixels,
+        max_model_len=facts.rows * facts.max_pixels,
         dtype=dtype_name(dtype),
         device=str(device),
         attention_backend="model",

@@ -9,7 +9,7 @@ import torch
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.tasks.imagegenerate.execution.checking import NUMBER_MAX
-from conveyor_engine.tasks.imagegenerate.facts import SIDE_MULTIPLE, STEPS_MAX, Size
+from conveyor_engine.tasks.imagegenerate.facts import SIDE_MULTIPLE, STEPS_MAX, Size, find_max_side
 from conveyor_engine.tasks.imagegenerate.layouts import Layout
 
 
@@ -38,6 +38,7 @@ class Inputs(NamedTuple):
     sample: torch.Tensor  # (rows, channels, height, width)
     timesteps: torch.Tensor  # (rows,) float32
     prompts: Prompts  # one for each row
+    guidance: torch.Tensor  # (rows,) float32, for models that read it as an input
     size: Size
 
 
@@ -66,6 +67,17 @@ class Family(ABC):
         return Size(width * self.factor, height * self.factor)
 
     @property
+    def max_side(self) -> int:
+        """The limit on a picture's longer side, in pixels."""
+        return find_max_side(self.size)
+
+    @property
+    def num_channels(self) -> tuple[int, int]:
+        """The latents' channels that the denoiser reads, and those that it makes."""
+        config = self.parts.denoiser.config
+        return config.in_channels, config.out_channels
+
+    @property
     def zeroes_empty(self) -> bool:
         """Whether a picture without the prompt reads zeros, and not the hidden states of an empty prompt."""
         return False
@@ -78,11 +90,17 @@ class Family(ABC):
     def predict(self, inputs: Inputs) -> torch.Tensor:
         """Run the denoiser. Return its prediction, in the shape of the sample."""
 
+    @abstractmethod
     def copy_scheduler(self, num_inference_steps: int, size: Size) -> Any:
         """Return a scheduler for one picture, with its timesteps on the host."""
-        scheduler = type(self.parts.scheduler).from_config(self.parts.scheduler.config)
-        scheduler.set_timesteps(num_inference_steps)
-        return scheduler
+
+    def scale_noise(self, scheduler: Any, noise: torch.Tensor) -> torch.Tensor:
+        """Return the latents with which a picture begins."""
+        return noise
+
+    def scale_input(self, scheduler: Any, latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """Return the latents as the denoiser reads them."""
+        return latents
 
     def count_forwards(self) -> list[int]:
         """Return how many timesteps the scheduler has for each number of inference steps, from 1 on."""
@@ -102,10 +120,10 @@ class Family(ABC):
     def check_scheduler(self) -> None:
         """Raise ModelError if the scheduler cannot be used."""
         config = self.parts.scheduler.config
-        if "sde" in str(config.get("algorithm_type", "")):
-            raise ModelError(
-                f"the scheduler's algorithm_type is {config.algorithm_type}, which adds noise in each step"
-            )
+        for name in ("algorithm_type", "stochastic_sampling"):
+            value = config.get(name)
+            if value is True or "sde" in str(value):
+                raise ModelError(f"the scheduler's {name} is {value}, which adds noise in each step")
         if not 1 <= int(config.num_train_timesteps) <= NUMBER_MAX:
             raise ModelError(f"the scheduler has num_train_timesteps {config.num_train_timesteps}")
         if (betas := config.get("trained_betas")) is not None and len(betas) != config.num_train_timesteps:
@@ -114,12 +132,12 @@ class Family(ABC):
 
     def check_parts(self) -> None:
         """Raise ModelError if parts do not fit each other, or need an input that requests do not have."""
-        denoiser, vae = self.parts.denoiser.config, self.parts.vae.config
+        vae, (read, made) = self.parts.vae.config, self.num_channels
         channels = vae.latent_channels
-        if (denoiser.in_channels, denoiser.out_channels) != (channels, channels):
+        if (read, made) != (channels, channels):
             raise ModelError(
-                f"the {self.layout.denoiser[0]} has {denoiser.in_channels} channels in and {denoiser.out_channels} "
-                f"out, and the VAE has {channels}: this engine makes pictures from prompts, and cannot edit pictures"
+                f"the {self.layout.denoiser[0]} has {read} channels in and {made} out, and the VAE has {channels}: "
+                "this engine makes pictures from prompts, and cannot edit pictures"
             )
         if not vae.scaling_factor:
             raise ModelError("the VAE has no scaling_factor")

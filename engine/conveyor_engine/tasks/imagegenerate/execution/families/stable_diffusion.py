@@ -1,12 +1,13 @@
 """Stable Diffusion 1 and 2: one text encoder and a UNet."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.tasks.imagegenerate.execution.families.family import Family, Inputs, Prompts
+from conveyor_engine.tasks.imagegenerate.facts import Size
 
 
 class StableDiffusion(Family):
@@ -25,6 +26,19 @@ class StableDiffusion(Family):
             inputs.sample, inputs.timesteps, encoder_hidden_states=inputs.prompts.hidden, return_dict=False
         )[0]
         return predicted
+
+    def copy_scheduler(self, num_inference_steps: int, size: Size) -> Any:
+        scheduler = type(self.parts.scheduler).from_config(self.parts.scheduler.config)
+        scheduler.set_timesteps(num_inference_steps)
+        return scheduler
+
+    def scale_noise(self, scheduler: Any, noise: torch.Tensor) -> torch.Tensor:
+        latents: torch.Tensor = noise * scheduler.init_noise_sigma
+        return latents
+
+    def scale_input(self, scheduler: Any, latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = scheduler.scale_model_input(latents, timestep)
+        return scaled
 
     def check_parts(self) -> None:
         unet, sample = self.parts.denoiser.config, self.parts.denoiser.config.sample_size
