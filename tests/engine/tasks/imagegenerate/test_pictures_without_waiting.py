@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.paint_models import BRIEFS, add
-from tests.engine.tasks.imagegenerate.test_pictures import SCHEDULERS, Painter, distance, read_last, run
+from tests.engine.embedding_cores import make_core
+from tests.engine.paint_layouts import PIPELINES, save_layout
+from tests.engine.paint_models import BRIEFS, Pixels, add, distance, open_pipeline, paint, read_last
+from tests.engine.tasks.imagegenerate.test_pictures import SCHEDULERS, Painter, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.tasks.imagegenerate.execution import runner as module
+from conveyor_engine.tasks.imagegenerate.execution import runner as of_runner
+from conveyor_engine.tasks.imagegenerate.execution.families import flux, stable_diffusion_xl
 from conveyor_engine.tasks.imagegenerate.execution.runner import PaintRunner
 
 _READS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "masked_select", "unique_dim", "_unique2")
@@ -54,10 +57,12 @@ def watch(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> PaintRunner:
     """Let every step of this engine begin on the pretended device."""
     runner = core.executor
     assert isinstance(runner, PaintRunner)
-    for part in (runner._parts.unet, runner._parts.vae, runner._parts.text_encoder):
+    parts = runner._family.parts
+    for part in (parts.denoiser, parts.vae, *parts.text_encoders):
         for weight in (*part.parameters(), *part.buffers()):
             mark(weight)
-    monkeypatch.setattr(module, "to_device", lambda array, device: mark(to_device(array, device)))
+    for module in (of_runner, flux, stable_diffusion_xl):
+        monkeypatch.setattr(module, "to_device", lambda array, device: mark(to_device(array, device)))
     begin: Callable[..., Any] = runner.begin
 
     def begin_on_device(plan: Any) -> Any:
@@ -68,15 +73,15 @@ def watch(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> PaintRunner:
     return runner
 
 
-def paint(core: EngineCore, painter: Painter) -> None:
+def paint_two(core: EngineCore, directory: Path, pictures: list[Pixels]) -> None:
     """Make the first two pictures, of which the second joins a step later, and compare them."""
-    add(core, painter.directory, "0", BRIEFS[0])
+    add(core, directory, "0", BRIEFS[0])
     early = core.step(0.0)
-    add(core, painter.directory, "1", BRIEFS[1])
+    add(core, directory, "1", BRIEFS[1])
     outputs = run(core)
     assert not [output for output in early if output.finish_reason], "it takes several steps"
     made = [read_last(outputs[str(number)], BRIEFS[number]) for number in range(2)]
-    assert distance(made, painter.pictures[:2]) <= 1
+    assert distance(made, pictures[:2]) <= 1
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -84,7 +89,18 @@ def test_pictures_are_made_without_waiting(scheduler: str, tmp_path: Path, monke
     painter = Painter(tmp_path, scheduler, **SCHEDULERS[scheduler])
     core = painter.make_core(batching_mode="continuous")
     watch(core, monkeypatch)
-    paint(core, painter)
+    paint_two(core, painter.directory, painter.pictures)
+
+
+@pytest.mark.parametrize("layout", PIPELINES)
+def test_pictures_of_each_layout_are_made_without_waiting(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_layout(tmp_path, layout)
+    core = make_core(tmp_path, batching_mode="continuous", max_num_batched_tokens=None, max_num_seqs=8)
+    watch(core, monkeypatch)
+    pipeline = open_pipeline(tmp_path)
+    paint_two(core, tmp_path, [paint(pipeline, brief) for brief in BRIEFS[:2]])
 
 
 def test_a_number_that_is_read_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +108,7 @@ def test_a_number_that_is_read_is_found_out(tmp_path: Path, monkeypatch: pytest.
     core = painter.make_core(batching_mode="continuous")
     runner = watch(core, monkeypatch)
     read = []
-    runner._parts.unet.register_forward_hook(lambda _, __, output: read.append(output[0].sum().item()))
+    runner._family.parts.denoiser.register_forward_hook(lambda _, __, output: read.append(output[0].sum().item()))
     add(core, painter.directory, "0", BRIEFS[0])
     with pytest.raises(_ReadError, match="item"):
         run(core)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.tasks.imagegenerate.execution.families.family import Inputs, Prompts
 from conveyor_engine.tasks.imagegenerate.execution.families.flow import Flow
 from conveyor_engine.tasks.imagegenerate.facts import Size
@@ -50,7 +52,7 @@ class Flux(Flow):
             pooled_projections=pooled,
             encoder_hidden_states=hidden,
             txt_ids=hidden.new_zeros(hidden.shape[1], 3),
-            img_ids=_number_patches(down, across).to(hidden),
+            img_ids=to_device(_number_patches(down, across), hidden.device).to(hidden.dtype),
             return_dict=False,
         )[0]
         return (
@@ -60,7 +62,7 @@ class Flux(Flow):
         )
 
 
-def _number_patches(down: int, across: int) -> torch.Tensor:
+def _number_patches(down: int, across: int) -> npt.NDArray[np.float32]:
     """Return the position of each patch: (patches, 3), with zero, row and column."""
-    zeros = torch.zeros(down, across)
-    return torch.stack([zeros, zeros + torch.arange(down)[:, None], zeros + torch.arange(across)], dim=-1).view(-1, 3)
+    places = np.stack(np.meshgrid(0, np.arange(down), np.arange(across), indexing="ij"), axis=-1)
+    return places.reshape(-1, 3).astype(np.float32)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.tasks.imagegenerate.execution.families.family import Inputs, Parts, Prompts
 from conveyor_engine.tasks.imagegenerate.execution.families.stable_diffusion import StableDiffusion
 from conveyor_engine.tasks.imagegenerate.facts import Size
@@ -39,12 +41,12 @@ class StableDiffusionXL(StableDiffusion):
     def predict(self, inputs: Inputs) -> torch.Tensor:
         hidden, pooled = inputs.prompts
         width, height = inputs.size
-        ids = torch.tensor([height, width, 0, 0, height, width], dtype=hidden.dtype).to(hidden.device)
+        ids = to_device(np.array([height, width, 0, 0, height, width], dtype=np.float32), hidden.device)
         predicted: torch.Tensor = self.parts.denoiser(
             inputs.sample,
             inputs.timesteps,
             encoder_hidden_states=hidden,
-            added_cond_kwargs={"text_embeds": pooled, "time_ids": ids.expand(len(hidden), -1)},
+            added_cond_kwargs={"text_embeds": pooled, "time_ids": ids.to(hidden.dtype).expand(len(hidden), -1)},
             return_dict=False,
         )[0]
         return predicted
@@ -56,10 +58,13 @@ class StableDiffusionXL(StableDiffusion):
         return scheduler
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
-        mean, std = (self.parts.vae.config.get(f"latents_{name}") for name in ("mean", "std"))
-        if mean is None or std is None:
+        numbers = [self.parts.vae.config.get(f"latents_{name}") for name in ("mean", "std")]
+        if None in numbers:
             return super().unscale(latents)
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1).to(latents) for each in (mean, std))
+        mean, std = (
+            to_device(np.array(each, dtype=np.float32), latents.device).to(latents.dtype).view(1, -1, 1, 1)
+            for each in numbers
+        )
         unscaled: torch.Tensor = latents * std / self.parts.vae.config.scaling_factor + mean
         return unscaled
 
