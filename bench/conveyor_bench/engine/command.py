@@ -30,7 +30,7 @@ from conveyor_bench.comparing.systems import Conveyor, HfStatic, System, Workloa
 from conveyor_bench.comparing.turns import OURS, measure, random_prompts
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
-from conveyor_bench.workloads import classifiers, encoder, images
+from conveyor_bench.workloads import classifiers, encoder, images, seeing
 from conveyor_bench.workloads.long_prompt import measure_long_prompt
 from conveyor_bench.workloads.mixed import measure_mixed
 from conveyor_bench.workloads.prefix import measure_prefix
@@ -54,7 +54,10 @@ JOBS: dict[str, Callable[[], encoder.Job]] = {
     "rerank": classifiers.build_rerank,
     "classify": classifiers.build_classify,
 }
-IMAGES = "image"
+PICTURES: dict[str, tuple[Callable[..., dict[str, Any]], Collection[str]]] = {  # each with its shapes
+    "image": (images.measure_images, images.SHAPES),
+    "see": (seeing.measure_seeing, seeing.SHAPES),
+}
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers."""
@@ -87,9 +90,9 @@ def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[st
     if arguments.workload in JOBS:
         job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
         return {**encoder.measure_job(job, *chosen, limits, report), "hardware": hardware}
-    if arguments.workload == IMAGES:
-        figures = images.measure_images(arguments.model_shape, arguments.dtype, limits, report)
-        return {**figures, "hardware": hardware}
+    if arguments.workload in PICTURES:
+        measure_pictures, _ = PICTURES[arguments.workload]
+        return {**measure_pictures(arguments.model_shape, arguments.dtype, limits, report), "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     report(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -176,13 +179,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "--workload",
-        choices=[*SIZES, *WHOLE_RUNS, *JOBS, IMAGES],
+        choices=[*SIZES, *WHOLE_RUNS, *JOBS, *PICTURES],
         default="A",
         help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
         "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
         "sentence-transformers' CrossEncoder and transformers' pipeline; image = pictures through a ViT, beside the "
-        "forward of transformers' class on the same batches",
+        "forward of transformers' class on the same batches; see = prompts with images, beside transformers' generate",
     )
     parser.add_argument(
         "--compare",
@@ -192,9 +195,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model-shape",
-        choices=sorted({*SHAPES, *encoder.SHAPES, *images.SHAPES}),
+        choices=sorted({*SHAPES, *encoder.SHAPES, *images.SHAPES, *seeing.SHAPES}),
         help="random weights of this shape; default: qwen3-0.6b, bert-base for embed, rerank and classify, vit-base "
-        "for image",
+        "for image, see-small for see",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
@@ -214,7 +217,8 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
         if (value := getattr(arguments, name)) is not None and value < 1:
             error(f"--{name.replace('_', '-')} must be at least 1")
     shapes: Collection[str] = encoder.SHAPES if arguments.workload in JOBS else SHAPES
-    shapes = images.SHAPES if arguments.workload == IMAGES else shapes
+    if arguments.workload in PICTURES:
+        _, shapes = PICTURES[arguments.workload]
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")

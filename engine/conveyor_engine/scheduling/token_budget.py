@@ -80,7 +80,7 @@ class TokenBudget:
         if is_long:
             budget = max(0, min(budget, self._long_prompt_budget))
         num_tokens = min(num_pending - (request.padded_from is not None), budget)
-        if self._waits_for_images and (picture := request.next_picture) is not None:
+        if self._waits_for_images and request.pictures and (picture := request.next_picture) is not None:
             num_tokens = min(num_tokens, max(0, picture.start - request.num_scheduled_tokens))
         if self._whole_images and num_tokens:
             num_tokens = self._end_outside_images(step, request, num_tokens)
