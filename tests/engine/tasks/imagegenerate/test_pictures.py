@@ -218,7 +218,7 @@ def test_the_warm_up_runs_the_largest_batch_and_the_largest_picture(painter: Pai
 @pytest.mark.parametrize(
     ("file", "changes", "sentence"),
     [
-        ("model_index.json", {"_class_name": "FluxPipeline"}, "the model is a FluxPipeline"),
+        ("model_index.json", {"_class_name": "WanPipeline"}, "the model is a WanPipeline"),
         ("model_index.json", {"unet": ["diffusers", "UNet2DModel"]}, "the model's unet is a UNet2DModel"),
         ("model_index.json", {"scheduler": ["diffusers", "DDPMScheduler"]}, "this engine runs only DDIMScheduler or"),
         ("model_index.json", {"text_encoder": ["mine", "Encoder"]}, "the model's text_encoder is a Encoder"),
