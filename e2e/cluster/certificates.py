@@ -42,11 +42,19 @@ class Authority:
         self.certificate = folder / f"{name}.crt"
         self.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
-    def issue(self, file: str, common_name: str, group: str = "", names: Sequence[str] = ()) -> KeyPair:
+    def issue(
+        self,
+        file: str,
+        common_name: str,
+        group: str = "",
+        names: Sequence[str] = (),
+        lifetime: datetime.timedelta = _LIFETIME,
+    ) -> KeyPair:
         """Issue a certificate for client and server use. `names` are its DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = _builder(_subject(common_name, group), self._name, key.public_key(), self._key.public_key())
+        authority_key = self._key.public_key()
+        builder = _builder(_subject(common_name, group), self._name, key.public_key(), authority_key, lifetime)
         builder = builder.add_extension(usage, critical=False)
         if names:
             alternative = x509.SubjectAlternativeName([_general_name(name) for name in names])
@@ -92,7 +100,11 @@ def write_kubeconfig(path: Path, context: str, server: str, authority: Path, pai
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, authority_key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    authority_key: ec.EllipticCurvePublicKey,
+    lifetime: datetime.timedelta = _LIFETIME,
 ) -> x509.CertificateBuilder:
     """Return a certificate with the identifiers of both keys, by which clients tell authorities of one name apart."""
     now = datetime.datetime.now(datetime.UTC)
@@ -103,7 +115,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key), critical=False)
     )

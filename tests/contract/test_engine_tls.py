@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -104,18 +105,31 @@ async def test_no_stream_fails_while_engine_and_authorities_are_renewed(
             assert answer.status == 200
 
 
-@pytest.mark.parametrize("wrong", ["authority", "name"])
-async def test_an_engine_with_a_wrong_certificate_gets_no_prompt(
+REASONS = {
+    "authority": "unable to get local issuer certificate",
+    "name": "Hostname mismatch",
+    "expired": "certificate has expired",
+}
+
+
+@pytest.mark.parametrize("wrong", REASONS)
+async def test_an_engine_with_a_wrong_certificate_gets_no_prompt_until_it_is_renewed(
     stack: Stack, engine: TlsEngine, secret: Secret, tmp_path: Path, wrong: str
 ) -> None:
+    authority, names = secret._authority, secret._names
     if wrong == "authority":
         secret._authority = Authority(tmp_path / "stranger", "stranger")
-    else:
+    elif wrong == "name":
         secret._names = ("*.other-team.svc",)
-    secret.renew()
+    secret.renew(timedelta(seconds=-1 if wrong == "expired" else 3600))
     await stack.wait(lambda: "event=certificate_loaded" in engine.log_path.read_text())
     async with aiohttp.ClientSession() as http, http.post(stack.completions, json=BODY) as answer:
         assert answer.status == 504
         assert (await answer.json())["error"]["code"] == "queue_timeout"
     told = [line for line in stack.gateway.log if "event=retried" in line]
-    assert ("unable to get local issuer certificate" if wrong == "authority" else "Hostname mismatch") in told[-1]
+    assert REASONS[wrong] in told[-1]
+    secret._authority, secret._names = authority, names
+    secret.renew()
+    await stack.wait(lambda: engine.log_path.read_text().count("event=certificate_loaded") == 2)
+    async with aiohttp.ClientSession() as http, http.post(stack.completions, json=BODY) as answer:
+        assert (answer.status, (await answer.read())[-14:]) == (200, b"data: [DONE]\n\n")

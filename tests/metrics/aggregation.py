@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,10 @@ def build_slice(name: str, addresses: list[Any], **conditions: bool) -> Json:
     }
 
 
-def write_serving_certificate(authority: Authority, folder: Path) -> None:
+def write_serving_certificate(authority: Authority, folder: Path, lifetime: timedelta = timedelta(days=90)) -> None:
     """Write tls.crt and tls.key as the operator writes the Secret."""
-    pair = authority.issue("new", METRICS_SERVICE, names=[f"{METRICS_SERVICE}.{SYSTEM_NAMESPACE}.svc"])
+    names = [f"{METRICS_SERVICE}.{SYSTEM_NAMESPACE}.svc"]
+    pair = authority.issue("new", METRICS_SERVICE, names=names, lifetime=lifetime)
     pair.certificate.rename(folder / "tls.crt")
     pair.key.rename(folder / "tls.key")
 

@@ -7,10 +7,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.metrics.aggregation import Aggregated, DemandServer
+from tests.metrics.aggregation import Aggregated, DemandServer, write_serving_certificate
 
 from conveyor_api.names import METRICS_VERSIONS
 from e2e.cluster.api import ApiError
@@ -274,6 +276,22 @@ def test_a_certificate_of_the_cluster_authority_is_refused(aggregated: Aggregate
         send(aggregated, "/apis", pair, **{"X-Remote-User": "system:admin"})
 
 
+def find_code(aggregated: Aggregated, pair: KeyPair) -> int:
+    """Return the status on a new connection; 0 if the handshake fails."""
+    try:
+        return send(aggregated, "/apis", pair, **{"X-Remote-User": "system:kube-aggregator"})[0]
+    except (urllib.error.URLError, ConnectionError, ssl.SSLError):
+        return 0
+
+
+def test_a_serving_certificate_that_has_expired_is_replaced_without_a_restart(aggregated: Aggregated) -> None:
+    read = partial(find_code, aggregated, aggregated.plane.front_proxy)
+    write_serving_certificate(aggregated.authority, aggregated.folder, timedelta(seconds=-1))
+    eventually(0, read)
+    write_serving_certificate(aggregated.authority, aggregated.folder)
+    eventually(200, read)
+
+
 def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated: Aggregated, tmp_path: Any) -> None:
     """Kubernetes rotates it in two steps: first both authorities are published, and then the old one is removed."""
     path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
@@ -285,12 +303,7 @@ def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated:
         operation = {"op": "replace", "path": "/data/requestheader-client-ca-file", "value": bundle}
         aggregated.api.patch_json(path, [operation])
 
-    def code(pair: KeyPair) -> int:
-        try:
-            return send(aggregated, "/apis", pair, **{"X-Remote-User": "system:kube-aggregator"})[0]
-        except (urllib.error.URLError, ConnectionError, ssl.SSLError):
-            return 0
-
+    code = partial(find_code, aggregated)
     assert code(pair) == 0
     publish(old + new.certificate.read_text())
     eventually(200, lambda: code(pair))

@@ -1,8 +1,10 @@
 """Tests a public port that serves TLS with the certificate of a mounted Secret, which is renewed while it serves."""
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -33,10 +35,10 @@ class Secret:
             (folder / name).symlink_to(Path("..data") / name)
         self.renew()
 
-    def renew(self) -> bytes:
+    def renew(self, lifetime: timedelta = timedelta(days=90)) -> bytes:
         """Issue a new certificate and return it."""
         self._number += 1
-        pair = self._authority.issue(f"gateway-{self._number}", "gateway", names=self._names)
+        pair = self._authority.issue(f"gateway-{self._number}", "gateway", names=self._names, lifetime=lifetime)
         self.write(pair.certificate.read_bytes(), pair.key.read_bytes())
         return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
 
@@ -106,12 +108,36 @@ async def test_no_request_fails_while_the_certificate_is_renewed(
         for _ in range(3):
             renewed, before = secret.renew(), num_answers
             await stack.wait(lambda: any(f"file={secret.folder}" in line for line in gateway.log))
-            async with asyncio.timeout(20):
-                while await find_certificate(gateway, trust) != renewed:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            await wait_for_certificate(gateway, trust, renewed)
             assert num_answers > before
         over.set()
         await asyncio.gather(*clients)  # raises the first failure
+
+
+async def wait_for_certificate(gateway: GatewayProcess, trust: ssl.SSLContext, wanted: bytes) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(ssl.SSLCertVerificationError):  # the present one has expired
+                if await find_certificate(gateway, trust) == wanted:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_certificate_that_has_expired_is_replaced_without_a_restart(
+    gateway: GatewayProcess, secret: Secret, trust: ssl.SSLContext
+) -> None:
+    await wait_for_certificate(gateway, trust, secret.renew(timedelta(seconds=8)))
+    connector = aiohttp.TCPConnector(ssl=trust)
+    async with aiohttp.ClientSession(f"https://127.0.0.1:{gateway.port}", connector=connector) as http:
+        async with http.get("/") as before:
+            await before.read()
+        await asyncio.sleep(9)
+        with pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"):
+            await find_certificate(gateway, trust)
+        async with http.get("/") as after:  # on the open connection
+            assert after.status == before.status
+    assert gateway.admin("/readyz")[0] == 200
+    await wait_for_certificate(gateway, trust, secret.renew())
 
 
 async def test_files_that_cannot_be_loaded_leave_the_last_certificate(
