@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.expert_grids import keep_expert_grids
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
@@ -73,6 +74,7 @@ def load_model(
     checkpoint.check_loaded(model, info, restoring)
     if restoring is not None and device.type == "cpu":
         keep_grids(model, restoring)
+        keep_expert_grids(model, restoring)
     if kind.without_pooler:
         _drop_pooler(model, info)
     if kind.own_attention and model._can_set_attn_implementation():

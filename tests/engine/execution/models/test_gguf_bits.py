@@ -11,6 +11,7 @@ from tests.engine.references import Reference, answers
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention
 from conveyor_engine.execution.models.loader import load_config, load_model
@@ -57,6 +58,32 @@ def test_the_numbers_of_a_file_are_kept_as_they_are(tmp_path: Path, kind: str, d
         assert isinstance(linear.packed, native.PackedIntegers)
         assert torch.equal(native.unpack_integers(linear.packed), plain_of(plain, name))
         assert linear.packed.data.nbytes * 8 / linear.packed.data.shape[0] / 32 / linear.in_features == KEPT[kind]
+
+
+@TYPES
+@pytest.mark.parametrize("others", ["Q4_K", "Q6_K"])
+def test_the_numbers_of_experts_are_kept_as_they_are(
+    tmp_path: Path, others: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files have the matrices of all experts in one tensor, and may have other types for gate and for up."""
+    write = gguf_files.write_tensor
+
+    def write_gates(writer: Any, name: str, values: gguf_files.Array, kind: str) -> gguf_files.Array:
+        return write(writer, name, values, others if "ffn_gate_exps" in name else kind)
+
+    monkeypatch.setattr(gguf_files, "write_tensor", write_gates)
+    path, _ = save("qwen3_moe", tmp_path, "Q4_K")
+    model, quantizer = fuse(path, dtype)
+    plain = load(path, torch.float32)
+    assert quantizer.num_kept == 0
+    found = {path: part.packed for path, part in model.named_modules() if isinstance(part, Experts)}
+    assert found
+    for name, packed in found.items():
+        original = plain.get_submodule(name)
+        for stack, stored in ((packed.gate_up, original.gate_up_proj), (packed.down, original.down_proj)):
+            kept = [native.unpack_integers(stack[number]) for number in range(len(stack))]  # type: ignore[arg-type]
+            assert torch.equal(torch.stack(kept), stored)
+        assert (packed.gate_up.first.bits, packed.down.first.bits) == (4 if others == "Q4_K" else 8, 4)  # type: ignore[union-attr]
 
 
 def test_a_tied_head_has_the_numbers_of_the_embeddings(tmp_path: Path) -> None:

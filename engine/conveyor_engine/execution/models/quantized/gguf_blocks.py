@@ -5,6 +5,7 @@ float16, and for 16 or 32 inputs a scale, and in some types a minimum, as whole 
 Layouts: github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,11 +25,14 @@ def read_bytes(place: TensorPlace) -> Tensor:
 
 
 def read_blocks(place: TensorPlace) -> Grid | None:
-    """Return the values of a stored matrix; None if the kernels have no numbers like these."""
+    """Return the values of a stored matrix, or of several one below the other.
+
+    Returns None if the kernels have no numbers like these.
+    """
     read = _READERS.get(place.kind.name)
-    if read is None or len(place.shape) != 2:
+    if read is None or len(place.shape) < 2:
         return None
-    return read(read_bytes(place).view(place.shape[0], -1, place.kind.num_bytes))
+    return read(read_bytes(place).view(math.prod(place.shape[:-1]), -1, place.kind.num_bytes))
 
 
 def _read_q4_0(blocks: Tensor) -> Grid:

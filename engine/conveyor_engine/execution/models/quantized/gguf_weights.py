@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from conveyor_engine.execution.models.quantized.gguf_blocks import read_blocks, read_bytes
 from conveyor_engine.execution.models.quantized.numbers import read_exponents, read_fp4
 from conveyor_engine.execution.models.quantized.reading import Weight
-from conveyor_engine.execution.models.quantized.rounding import Grid
+from conveyor_engine.execution.models.quantized.rounding import Grid, join_grids
 from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.gguf.header import KINDS, TensorPlace, read_header
 
@@ -58,10 +58,12 @@ def _restore(name: str, places: Mapping[str, TensorPlace], converter: Any) -> Te
 
 
 def _read_grid(places: Mapping[str, TensorPlace], converter: Any) -> Grid | None:
-    """Return the values of a stored matrix; None if the kernels have no such numbers."""
-    from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
+    """Return the values of a matrix, or of experts one below the other; None if the kernels have no such numbers."""
+    from transformers.integrations.gguf.gguf_conversion_mapping import ConcatenateRows, PermuteRows
 
     operations = converter.operations if converter else []
+    if len(operations) == 1 and isinstance(operations[0], ConcatenateRows) and operations[0].dim == 1:
+        return _join_stacks([places[pattern] for pattern in converter.source_patterns if pattern in places])
     if len(places) > 1 or not all(isinstance(each, PermuteRows) for each in operations):
         return None
     (place,) = places.values()
@@ -70,6 +72,18 @@ def _read_grid(places: Mapping[str, TensorPlace], converter: Any) -> Grid | None
         if grid is not None:
             grid = grid.replace(partial(_permute, operation))
     return grid
+
+
+def _join_stacks(places: list[TensorPlace]) -> Grid | None:
+    """Return the values of experts, each of which has a matrix in every tensor (experts, rows, columns)."""
+    grids = [read_blocks(place) for place in places]
+    return join_grids(
+        [
+            grid and grid.take(expert * place.shape[1], place.shape[1])
+            for expert in range(places[0].shape[0])
+            for grid, place in zip(grids, places, strict=True)
+        ]
+    )
 
 
 def _permute(operation: Any, rows: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Called by `loader` after transformers has loaded the restored weights. Reads sca
 `gguf_blocks` does this for GGUF files.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -21,65 +20,31 @@ from conveyor_engine.execution.models.quantized.layouts import (
 )
 from conveyor_engine.execution.models.quantized.numbers import unpack_words
 from conveyor_engine.execution.models.quantized.reading import Restored, Restoring
-from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid, join_grids
+from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
 from conveyor_engine.quantization import Declared
 
 _Parts = Mapping[str, StoredTensor]
-_EXPERTS: Final = re.compile(r"(.+\.layers\.\d+)\.\w+\.experts")
-# As most checkpoints name the matrices of an expert; transformers joins them, and renames the part between.
-_EXPERT: Final = re.compile(r"(.+\.layers\.\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
-_DOWN: Final = 2
-_MATRICES: Final = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": _DOWN, "w2": _DOWN}
 
 
 def keep_grids(model: nn.Module, restoring: Restoring) -> None:
-    """Set `grid` of linear layers and `grids` of experts whose weights the kernels can keep as they are stored."""
+    """Set `grid` of each linear layer of the model whose weights the kernels can keep as they are stored."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
-    experts = {match[1]: part for path, part in model.named_modules() if (match := _EXPERTS.fullmatch(path))}
-    found: dict[nn.Module, dict[tuple[int, int], Grid]] = {}
     for name, weight in restoring.tensors.items():
         linear = linears.get(parameters[name]) if name in parameters else None
-        match = _EXPERT.fullmatch(name)
-        if not isinstance(weight, Restored):
-            continue
-        if linear is not None:
-            linear.grid = _read_grid(weight, linear.weight.shape)  # type: ignore[assignment]
-        elif match and match[1] in experts and match[3] in _MATRICES:
-            module, matrix = experts[match[1]], _MATRICES[match[3]]
-            if (grid := _read_grid(weight, _shape_of(module, matrix))) is not None:
-                found.setdefault(module, {})[int(match[2]), matrix] = grid
-    for module, of_experts in found.items():
-        module.grids = _join_experts(of_experts, len(module.down_proj))  # type: ignore[assignment, arg-type]
+        if linear is not None and isinstance(weight, Restored):
+            linear.grid = read_grid(weight, linear.out_features, linear.in_features)  # type: ignore[assignment]
 
 
-def _shape_of(experts: nn.Module, matrix: int) -> tuple[int, int]:
-    """Return the shape of a matrix of one expert; zeros if these are other experts."""
-    down = getattr(experts, "down_proj", None)
-    if not isinstance(down, Tensor) or down.dim() != 3:
-        return (0, 0)
-    outputs, inputs = down.shape[1:]
-    return (outputs, inputs) if matrix == _DOWN else (inputs, outputs)
-
-
-def _join_experts(of: Mapping[tuple[int, int], Grid], count: int) -> tuple[list[Grid] | None, list[Grid] | None]:
-    """Return the grids of gate and up side by side, and of down, for each expert; None if one is missing."""
-    gate_up = [join_grids([of.get((expert, 0)), of.get((expert, 1))]) for expert in range(count)]
-    down = [of.get((expert, _DOWN)) for expert in range(count)]
-    joined = [[grid for grid in grids if grid is not None] for grids in (gate_up, down)]
-    whole = [grids if len(grids) == count else None for grids in joined]
-    return whole[0], whole[1]
-
-
-def _read_grid(weight: Restored, shape: tuple[int, ...]) -> Grid | None:
+def read_grid(weight: Restored, rows: int, columns: int) -> Grid | None:
     """Return the grid of a weight of this shape; None if the kernels cannot keep its numbers."""
     if weight.source is None:
         grid = weight.read_grid() if weight.read_grid else None
     else:
         read = _READERS.get(weight.source.layout.restore)
-        grid = read(weight.source.parts, weight.source.declared, shape[1]) if read and shape[1] else None
-    return grid if grid is not None and len(grid.scales) == shape[0] else None
+        grid = read(weight.source.parts, weight.source.declared, columns) if read else None
+    return grid if grid is not None and len(grid.scales) == rows else None
 
 
 def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int) -> Grid | None:

@@ -51,6 +51,10 @@ class Grid:
         zeros, minima, factors = (part if part is None else change(part) for part in self.parts[1:])
         return Grid(self.bits, change(self.scales), zeros, minima, factors)
 
+    def take(self, first: int, count: int) -> "Grid":
+        """Return the grid of `count` rows."""
+        return self.replace(lambda part: part[first : first + count])
+
     def round(self, weight: Tensor) -> Tensor:
         """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
         scales, starts = self._widen()
