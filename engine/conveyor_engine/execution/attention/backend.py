@@ -142,6 +142,7 @@ class AttentionBackend(Protocol):
     """Holds the paged KV caches of all layers and computes attention over them."""
 
     name: str
+    widest_latent: int | None  # the most numbers of values that are in their keys; None: any
     is_capturable: bool  # whether a graph can contain it; in a graph, it reads only bounds from the host arrays
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
@@ -180,6 +181,8 @@ class SlotCaches:
 
     The numbers of one head of a token are contiguous. Any block size is allowed.
     """
+
+    widest_latent: int | None = None
 
     def __init__(self, kv_dtype: torch.dtype | None = None) -> None:
         """kv_dtype: the type of the caches; default: the model's."""

@@ -30,6 +30,7 @@ class CpuNative:
     """AttentionBackend that uses the compiled kernels."""
 
     name = "native"
+    widest_latent: int | None = None
     is_capturable = True
 
     def __init__(self) -> None:

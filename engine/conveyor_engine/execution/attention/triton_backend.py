@@ -1,12 +1,14 @@
 """Computes paged attention on CUDA with the Triton kernels of `kernels`. Chosen by `select`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape, SlotCaches
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan, plan_decodes
 from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.kernels.latent_attention import WIDEST, count_parts, latent_attention
 from conveyor_engine.execution.kernels.paged_attention import paged_attention
 
 
@@ -14,6 +16,7 @@ class TritonPaged(SlotCaches):
     """AttentionBackend that uses the Triton kernels."""
 
     name = "triton"
+    widest_latent: int | None = WIDEST
     is_capturable = True
 
     def __init__(self, num_processors: int | None = None, kv_dtype: torch.dtype | None = None) -> None:
@@ -33,10 +36,9 @@ class TritonPaged(SlotCaches):
             store(source, cache, self.of_layer(layer, metadata).slot_mapping)
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        caches = self._caches[spec.layer]
         metadata = self.of_layer(spec.layer, metadata)
         num_tokens, num_heads, _ = query.shape
-        out = query.new_empty((num_tokens, num_heads, caches[1].numbers.shape[2]))
+        out = query.new_empty((num_tokens, num_heads, self._caches[spec.layer][1].numbers.shape[2]))
         if metadata.num_tokens < num_tokens:
             out[metadata.num_tokens :] = 0
         # Decodes use small tiles and prompts large ones: two launches of the same kernel.
@@ -44,29 +46,40 @@ class TritonPaged(SlotCaches):
         for begin, end, decode in ((0, num_decodes, True), (num_decodes, num_seqs, False)):
             if begin == end:
                 continue
-            num_queries = int(metadata.query_start_loc_host[end] - metadata.query_start_loc_host[begin])
-            paged_attention(
-                query,
-                caches,
+            self._kernel(spec, query, metadata, decode)(
                 metadata.query_start_loc[begin : end + 1],
                 metadata.seq_lens[begin:end],
                 metadata.block_tables[begin:end],
                 out,
                 block_size=self._block_size,
-                num_queries=num_queries,
+                num_queries=int(metadata.query_start_loc_host[end] - metadata.query_start_loc_host[begin]),
                 plan=self._plan(spec, num_heads, metadata) if decode else None,
                 scaling=spec.scaling,
-                sliding_window=spec.sliding_window,
-                softcap=spec.softcap,
-                sinks=spec.sinks,
-                ends=None if decode else metadata.ends_of(spec),
             )
         return out
+
+    def _kernel(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, decode: bool
+    ) -> Callable[..., None]:
+        caches = self._caches[spec.layer]
+        if spec.values_are_keys:
+            return partial(latent_attention, query, caches[0])
+        return partial(
+            paged_attention,
+            query,
+            caches,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
+            sinks=spec.sinks,
+            ends=None if decode else metadata.ends_of(spec),
+        )
 
     def _plan(self, spec: AttentionSpec, num_heads: int, metadata: AttentionMetadata) -> DecodePlan:
         """Return the plan for this step's decodes. All layers of one shape share it."""
         assert self._num_processors is not None
         _, num_kv_heads, value_dim = self._caches[spec.layer][1].numbers.shape
+        if spec.values_are_keys:
+            num_kv_heads = count_parts(num_heads)
         shape = (num_heads, num_kv_heads, value_dim, spec.sliding_window)
         plan = metadata.kept.get(shape)
         if plan is None:

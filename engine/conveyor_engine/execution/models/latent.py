@@ -110,20 +110,23 @@ class LatentForward:
         return self._forward(*arguments, paged=paged and _PagedLatent(paged, self._latent), **others)
 
 
-def keep_latents(model: PreTrainedModel) -> int:
+def keep_latents(model: PreTrainedModel, widest: int | None = None) -> int:
     """Make the model's latent attention keep latents. Return in how many layers.
 
-    A layer that does not compute the same afterwards stays as it is.
+    A layer that does not compute the same afterwards stays as it is, and so does one with latents of more numbers than
+    `widest`.
     """
-    found = [module for module in model.modules() if _is_latent(module)]
+    found = [module for module in model.modules() if _is_latent(module, widest)]
     calls = observe_calls(model) if found else {}
     with torch.inference_mode():
         return sum(_keep(attention, calls[attention]) for attention in found if attention in calls)
 
 
-def _is_latent(module: nn.Module) -> bool:
+def _is_latent(module: nn.Module, widest: int | None) -> bool:
     expand = getattr(module, EXPANDING, None)
-    return hasattr(module, _EXPAND) and type(expand) is nn.Linear and expand.bias is None and hasattr(module, _NOPE)
+    if not hasattr(module, _EXPAND) or type(expand) is not nn.Linear or expand.bias is not None:
+        return False
+    return hasattr(module, _NOPE) and (widest is None or expand.in_features <= widest)
 
 
 def _keep(attention: Any, call: Call) -> bool:

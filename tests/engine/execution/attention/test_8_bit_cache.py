@@ -7,11 +7,12 @@ read.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tests.engine.execution.attention.test_cpu_native import make_metadata
-from tests.engine.execution.attention.test_triton_backend import LAYERS, run_steps
+from tests.engine.execution.attention.test_triton_backend import LAYERS, STEPS, run_steps
 from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
 from tests.engine.references import Reference, add, run
 from triton import jit
@@ -88,7 +89,7 @@ class WrittenByTorch(TritonPaged):
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]
-        for source, cache in zip((key, value), self.caches(layer), strict=True):
+        for source, cache in self.pair(layer, key, value):
             numbers, scales = in_8_bits(source[: metadata.num_tokens], cache.numbers.dtype)
             assert cache.scales is not None
             cache.numbers.view(torch.uint8)[slots] = numbers.view(torch.uint8)
@@ -131,6 +132,13 @@ def test_every_pair_of_numbers_is_converted_exactly(kv_dtype: torch.dtype, dtype
     expected = pairs.view(kv_dtype).to(dtype).reshape(-1, 2)
     is_number = ~expected.isnan()  # the interpreter has other numbers for e4m3's NaN
     torch.testing.assert_close(torch.stack([first, second], -1)[is_number], expected[is_number], rtol=0, atol=0)
+
+
+@KV_DTYPES
+@pytest.mark.parametrize("steps", [STEPS, [([(1, 1300), (1, 5), (1, 300)], 0)]], ids=["prompts", "long decodes"])
+def test_values_that_are_in_their_keys_have_the_scales_of_these(kv_dtype: torch.dtype, steps: Any) -> None:
+    layers = [LayerShape(20, 1, 48, 32, values_are_keys=True)] * 2
+    assert_agrees(kv_dtype, num_processors=8, layers=layers, steps=steps)
 
 
 @KV_DTYPES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.engine.execution.attention.test_cpu_native import IMAGES, LAYERS, make_metadata
 from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE, TOLERANCE, in_types
-from tests.engine.references import add, run, tokens_of
+from tests.engine.references import Reference, add, run, tokens_of
 from tests.engine.tiny_models import save_tiny_model
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -64,9 +64,10 @@ def run_steps(
             packed = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)  # slices of it have irregular strides
             query, key, value = packed.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
             key, value = key[..., : layer.head_dim], value[..., : layer.value_dim]
+            value = key[..., : layer.value_dim] if layer.values_are_keys else value
             backend.write_kv(index, key, value, metadata)
             sinks = torch.linspace(-2, 3, layer.num_heads).to(dtype).to(DEVICE) if has_sinks else None
-            spec = AttentionSpec(index, 0.4, window, cap, sinks=sinks)
+            spec = AttentionSpec(index, 0.4, window, cap, sinks=sinks, values_are_keys=layer.values_are_keys)
             out = backend.attend(spec, query[..., : layer.head_dim], metadata)
             outputs.append(out[: metadata.num_tokens].flatten().double().cpu())
     return torch.cat(outputs)
@@ -123,6 +124,23 @@ def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | Non
     steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
     layers = [LayerShape(4, 2, 16, 16)] * 2
     assert_agrees(dtype, num_processors=8, layers=layers, window=window, cap=cap, steps=steps)
+
+
+LATENTS = [LayerShape(heads, 1, 24, 16, values_are_keys=True) for heads in (4, 20)]
+
+
+@in_types("layers", (LATENTS,), ([LayerShape(33, 1, 80, 64, values_are_keys=True)],))
+def test_both_agree_on_values_that_are_the_first_numbers_of_their_keys(
+    dtype: torch.dtype, layers: list[LayerShape]
+) -> None:
+    assert_agrees(dtype, layers=layers)
+
+
+@pytest.mark.parametrize("heads", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_long_decodes_over_latents_are_split_and_joined(heads: int) -> None:
+    steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
+    layers = [LayerShape(heads, 1, 24, 16, values_are_keys=True)] * 2
+    assert_agrees(torch.float32, num_processors=8, layers=layers, steps=steps)
 
 
 def test_only_the_first_share_of_a_decode_has_the_sink() -> None:
@@ -205,6 +223,18 @@ def test_warm_up_compiles_all_that_serving_needs(
     made = run(core)
     assert [len(tokens_of(made[str(number)])) for number in range(7)] == [max_tokens for _, max_tokens in lengths]
     assert compilations.seen == warm
+
+
+@pytest.mark.slow
+def test_a_model_with_latents_gives_the_tokens_of_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    ref = Reference("minicpm3", tmp_path)
+    core = ref.make_core(device="auto")
+    assert core.executor.backend.caches(0)[0].numbers.shape[1:] == (1, 24)  # type: ignore[attr-defined]
+    for number in (1, 2):
+        add(core, str(number), ref.prompts[number], max_tokens=4)
+    made = run(core)
+    assert [tokens_of(made[str(number)]) for number in (1, 2)] == [ref.answers[number][:4] for number in (1, 2)]
 
 
 def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> None:

@@ -21,6 +21,7 @@ import torch
 import triton
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
 from tests.engine.execution.kernels.cuda_layers import (
+    LATENTS,
     SHAPES,
     STEPS,
     WITH_IMAGES,
@@ -60,6 +61,17 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                                 prepare_attention(shape, STEPS[step], kv_dtype=kv_dtype)()
                         if capability == SMALL_CAPABILITIES[0]:
                             place = (layer, f"{step}, float32", capability)
+                            prepare_attention(shape, STEPS[step], torch.float32)()
+            for layer, shape in LATENTS.items():
+                for step in STEPS:
+                    for kv_name, kv_dtype in ({"bfloat16": None} | EIGHT_BITS).items():
+                        if kv_dtype in (None, torch.int8) or capability >= 89:
+                            place = (layer, f"{step}, {kv_name}", capability)
+                            with FakeTensorMode(), torch.inference_mode():
+                                prepare_attention(shape, STEPS[step], kv_dtype=kv_dtype)()
+                    if capability == SMALL_CAPABILITIES[0]:
+                        place = (layer, f"{step}, float32", capability)
+                        with FakeTensorMode(), torch.inference_mode():
                             prepare_attention(shape, STEPS[step], torch.float32)()
             of_images = SHAPES["Gemma-2-2B"]
             for kv_name, kv_dtype in ({"bfloat16": None} | EIGHT_BITS).items():

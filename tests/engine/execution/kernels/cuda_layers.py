@@ -53,6 +53,14 @@ SHAPES = {
 }
 
 
+# Latent attention, whose projections keep transformers' code: only attention is ours.
+LATENTS = {
+    "DeepSeek-V3": Shape(7168, 18432, LayerShape(128, 1, 576, 512, values_are_keys=True)),
+    "GLM-4.7-Flash": Shape(2048, 10240, LayerShape(20, 1, 576, 512, values_are_keys=True)),
+    "MiniCPM3": Shape(2560, 6400, LayerShape(40, 1, 288, 256, values_are_keys=True)),
+}
+
+
 @dataclass(frozen=True)
 class Step:
     """The rows of a batch, (query tokens, context) each, decodes first."""
@@ -135,9 +143,10 @@ def prepare_attention(
         (paged.metadata.num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), dtype=dtype, device=CUDA
     )
     query, key, value = qkv.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
-    return partial(
-        paged.attend, AttentionSpec(0, 1.0, shape.window, shape.softcap, sinks=shape.sinks(dtype)), query, key, value
+    spec = AttentionSpec(
+        *(0, 1.0, shape.window, shape.softcap), sinks=shape.sinks(dtype), values_are_keys=heads.values_are_keys
     )
+    return partial(paged.attend, spec, query, key, key[..., : heads.value_dim] if heads.values_are_keys else value)
 
 
 def prepare(

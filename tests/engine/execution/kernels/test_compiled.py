@@ -16,9 +16,11 @@ from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, cop
 
 ROOT = Path(__file__).parents[4]
 KERNELS = {
-    *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_multiply_row"),
+    *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_attend_latents", "_silu_mul"),
+    "_multiply_row",
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
+ATTENTION = {"_attend", "_attend_latents"}
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the limit for one block
 IN_CI = 90
 # Triton 3.6 spills two registers in the kernel for cuts on sm_90, and six on sm_120. For prompts over 8 bits it spills
@@ -68,7 +70,7 @@ def spilled_most(kernel: Compiled) -> int:
 
 def test_8_bits_are_read_in_pairs_and_become_float16_at_once(compiled: list[Compiled]) -> None:
     """A load of single bytes, or a way to bfloat16, would double the instructions of a decode's loop."""
-    loops = [product_loop(k.ptx) for k in compiled if k.name == "_attend" and k.step.endswith(("int8", "fp8"))]
+    loops = [product_loop(k.ptx) for k in compiled if k.name in ATTENTION and k.step.endswith(("int8", "fp8"))]
     assert len(loops) >= 2
     for loop in loops:
         assert any(re.search(r"e4m3x2|prmt", line) for line in loop)
@@ -94,7 +96,7 @@ def test_every_kernel_fits_into_a_blocks_shared_memory_on_parts_that_have_less(t
 
 
 def loops_of_attention(compiled: list[Compiled]) -> dict[str, list[str]]:
-    return {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name == "_attend"}
+    return {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name in ATTENTION}
 
 
 def test_keys_and_values_are_copied_while_the_tile_before_them_is_computed_with(compiled: list[Compiled]) -> None:
@@ -116,7 +118,7 @@ def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: 
     For attention of decodes. `.cg`: from the cache that the multiprocessors share.
     """
     order = re.compile(r"bar\.sync|atom\.global\.gpu\.acq_rel|st\.global|ld\.global\.cg")
-    decodes = [kernel for kernel in compiled if kernel.name == "_attend" and "decode" in kernel.step]
+    decodes = [kernel for kernel in compiled if kernel.name in ATTENTION and "decode" in kernel.step]
     assert decodes
     for kernel in decodes:
         steps = [step for step, _ in groupby(order.findall(kernel.ptx))]

@@ -171,9 +171,7 @@ class GenerateRunner(Runner):
     def _keep_latents(self, start: RunnerStart, adapters: Sequence[Adapter]) -> None:
         """Keep latents in the cache where layers have them, unless an adapter changes the layer that expands them."""
         is_changed = any(name.endswith(f".{EXPANDING}") for adapter in adapters for name in adapter.shapes)
-        if self.backend.name == "triton" or is_changed:  # the Triton kernels have no tile for one KV head that wide
-            return
-        if num_layers := keep_latents(self.model):
+        if not is_changed and (num_layers := keep_latents(self.model, self.backend.widest_latent)):
             start.progress(f"event=latents_kept layers={num_layers}")
 
     def _prepare_states(
