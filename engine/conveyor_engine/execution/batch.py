@@ -126,9 +126,10 @@ def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
 def with_tables(tables: torch.Tensor, slots: torch.Tensor, **common: Any) -> AttentionMetadata:
     """Build a step's metadata from its block tables (tables, rows, blocks) and slots (tables, T)."""
     metadata = AttentionMetadata(block_tables=tables[0], slot_mapping=slots[0], **common)
-    metadata.others = tuple(
-        replace(metadata, block_tables=tables[table], slot_mapping=slots[table]) for table in range(1, len(tables))
-    )
+    if (number := tables.shape[0]) > 1:
+        metadata.others = tuple(
+            replace(metadata, block_tables=tables[table], slot_mapping=slots[table]) for table in range(1, number)
+        )
     return metadata
 
 

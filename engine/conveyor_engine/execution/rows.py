@@ -30,8 +30,9 @@ class Rows:
     ) -> None:
         """parts: the factor of each block table's numbers, see `Spot`. num_full: how many tables have no window."""
         max_blocks = -(-max_model_len // block_size)
-        self._block_size, self._num_full = block_size, num_full
-        self._parts = np.array(parts, dtype=np.int32)[:, None]
+        self._block_size = block_size
+        self._parts, self._has_parts = np.array(parts, dtype=np.int32)[:, None], max(parts) > 1
+        self._full, self._windowed = slice(0, num_full), slice(num_full, len(parts))
         self._device = device
         # One more than the context: the token sampled at the last position is stored too, although it is never
         # computed.
@@ -87,13 +88,13 @@ class Rows:
         if plan.new_blocks:
             self._append_blocks(plan.new_blocks)
         for row, first, blocks in plan.new_window_blocks:
-            self._set_blocks(slice(self._num_full, None), row, first, blocks)
+            self._set_blocks(self._windowed, row, first, blocks)
 
     def _set_row(self, admitted: AdmittedRow) -> None:
         row = admitted.row
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
-        self._num_blocks[row] = self._set_blocks(slice(self._num_full), row, 0, admitted.block_ids)
-        self._set_blocks(slice(self._num_full, None), row, admitted.window_first, admitted.window_blocks)
+        self._num_blocks[row] = self._set_blocks(self._full, row, 0, admitted.block_ids)
+        self._set_blocks(self._windowed, row, admitted.window_first, admitted.window_blocks)
         if self._adapters[row] != admitted.adapter:
             self._adapters[row] = admitted.adapter
             self.adapters[row] = admitted.adapter
@@ -102,22 +103,24 @@ class Rows:
         """Write a row's blocks from index `first` on, the tables' blocks of an index together. Returns their end."""
         if not blocks:
             return first
-        parts = self._parts[tables]
-        numbers = np.array(blocks, dtype=np.int32).reshape(-1, len(parts)).T * parts
-        end = first + len(blocks) // len(parts)
+        number = tables.stop - tables.start
+        numbers = np.array(blocks, dtype=np.int32).reshape(-1, number).T
+        if self._has_parts:
+            numbers = numbers * self._parts[tables]
+        end: int = first + len(blocks) // number
         self.tables[tables, row, first:end] = self._to_device(numbers)
         return end
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
         places: list[tuple[int, int]] = []  # in the flattened tables, each with its number
         _, num_rows, width = self.tables.shape
-        parts = self._parts[:, 0].tolist()
+        num_full, parts = self._full.stop, self._parts[:, 0].tolist()
         for row, blocks in new_blocks:
             first = self._num_blocks[row]
             for index, block in enumerate(blocks):
-                column, table = divmod(index, self._num_full)
+                column, table = divmod(index, num_full)
                 places.append(((table * num_rows + row) * width + first + column, block * parts[table]))
-            self._num_blocks[row] = first + len(blocks) // self._num_full
+            self._num_blocks[row] = first + len(blocks) // num_full
         place_of, numbers = self._to_device(places).unbind(1)
         self.tables.view(-1)[place_of] = numbers
 
