@@ -41,7 +41,7 @@ COMMANDS = {
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
     "gateway-beside": Command(
-        "gateway.beside", "latency that the gateway adds, beside the gateway of an earlier commit"
+        "gateway.beside", "the gateway's processor time, beside the gateway of an earlier commit"
     ),
     "loop": Command("gateway.loop", "the gateway's event loop: worst input of each parser, and many services"),
     "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),

@@ -1,6 +1,6 @@
 """Starts processes for measurements: the product's programs, and parts of a measurement.
 
-Used by `gateway`, `control` and `hostile`.
+Used by `gateway`, `gateway-beside`, `control` and `hostile`.
 """
 
 import contextlib
@@ -67,3 +67,9 @@ def peak_mib(pid: int) -> float:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
     return 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor seconds of all threads of the process, to the nanosecond (`/proc/PID/stat` has ticks)."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9

@@ -242,8 +242,8 @@ class Connection(web.RequestHandler):
             self._head_bytes += len(data)
         elif not is_head and self._last_body.is_eof() and not self._is_answering:
             self._read(b"")  # the parser has stopped at the end of an unread body
-        elif self._framing is not None:
-            self._check_framing(self._framing, len(data))
+        elif self._framing is not None and self._framing.feed(len(data)):
+            self._check_framing(self._framing)
 
     def _begin(self, message: RawRequestMessage) -> None:
         """Prepare for the body of a request whose head has arrived."""
@@ -253,8 +253,7 @@ class Connection(web.RequestHandler):
             self._messages.pop()
             self._refuse(error)
 
-    def _check_framing(self, framing: Framing, num_bytes: int) -> None:
-        framing.feed(num_bytes)
+    def _check_framing(self, framing: Framing) -> None:
         if self._close or self._reading_paused or self._last_body.is_eof() or not framing.is_excessive():
             return
         message = f"after {FREE_CHUNKS} chunks, they must have {MIN_CHUNK_BYTES} bytes on average; send larger chunks, "

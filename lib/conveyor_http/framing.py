@@ -23,18 +23,21 @@ class Framing:
         self.body = body
         self._begun_bytes = body.total_bytes
         self._fed_bytes = 0
+        self._safe_bytes = _FRAME_BYTES * FREE_CHUNKS  # no framing of so many bytes is excessive
 
-    def feed(self, num_bytes: int) -> None:
-        """Count bytes that were given to the parser."""
+    def feed(self, num_bytes: int) -> bool:
+        """Count bytes that were given to the parser. Returns whether the framing may be excessive."""
         self._fed_bytes += num_bytes
+        return self._fed_bytes > self._safe_bytes
 
     def is_excessive(self, free_chunks: int = FREE_CHUNKS) -> bool:
         """Return whether it exceeds that of `free_chunks` chunks and otherwise chunks of MIN_CHUNK_BYTES.
 
-        Call it only when everything that was fed is parsed.
+        Call it only when everything that was fed is parsed, and `free_chunks` has not fallen.
         """
         num_bytes = self.body.total_bytes - self._begun_bytes
         allowed_bytes = _FRAME_BYTES * (free_chunks + num_bytes / MIN_CHUNK_BYTES)
+        self._safe_bytes = num_bytes + int(allowed_bytes)  # even if all further bytes are framing
         return self._fed_bytes - num_bytes > allowed_bytes
 
 

@@ -152,22 +152,22 @@ class Pauses:
     """
 
     find_end: Callable[[Engine], float]
-    _heap: list[tuple[float, int, Engine]] = field(default_factory=list)
+    heap: list[tuple[float, int, Engine]] = field(default_factory=list)
     _noted: int = 0
 
     def note(self, engine: Engine) -> None:
         self._noted += 1
-        heapq.heappush(self._heap, (self.find_end(engine), self._noted, engine))
+        heapq.heappush(self.heap, (self.find_end(engine), self._noted, engine))
 
     def pop_ended(self, now_seconds: float) -> Engine | None:
         """Return an engine whose pause has ended, once for each pause; None without one."""
-        while self._heap and self._heap[0][0] <= now_seconds:
-            at, _, engine = heapq.heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now_seconds:
+            at, _, engine = heapq.heappop(self.heap)
             if self.find_end(engine) == at:
                 return engine
         return None
 
     def next_end(self) -> float | None:
-        while self._heap and self.find_end(self._heap[0][-1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        while self.heap and self.find_end(self.heap[0][-1]) != self.heap[0][0]:
+            heapq.heappop(self.heap)
+        return self.heap[0][0] if self.heap else None

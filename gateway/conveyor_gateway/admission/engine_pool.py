@@ -97,7 +97,7 @@ class EnginePool:
         """Update the order after pauses that have ended."""
         self._now = now_seconds
         for pauses in (self._left_out, self._full):
-            while (engine := pauses.pop_ended(now_seconds)) is not None:
+            while pauses.heap and (engine := pauses.pop_ended(now_seconds)) is not None:
                 if self._engines.get(engine.address) is engine:
                     self._rank(engine)
 

@@ -44,11 +44,10 @@ class _Connection(ResponseHandler):
             data = data[_HEAD_PIECE_BYTES:]
         framing = self._framing  # None if the head ends in this piece
         super().data_received(data)
-        if framing is not None:
-            self._check_framing(framing, len(data))
+        if framing is not None and framing.feed(len(data)):
+            self._check_framing(framing)
 
-    def _check_framing(self, framing: Framing, num_bytes: int) -> None:
-        framing.feed(num_bytes)
+    def _check_framing(self, framing: Framing) -> None:
         if self._reading_paused:
             return
         free_chunks = FREE_CHUNKS + int(_TINY_CHUNKS_A_SECOND * (self._loop.time() - self._answered_at))

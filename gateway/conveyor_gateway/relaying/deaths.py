@@ -42,8 +42,10 @@ class Deaths:
 
     def is_refused(self, body: bytes) -> bool:
         """Return whether too many engines died with this body."""
+        if not self._noted:
+            return False
         self._forget(self._clock())
-        return bool(self._noted) and self._noted.get(_key(body), (0.0, 0))[1] >= DEATHS_MAX
+        return self._noted.get(_key(body), (0.0, 0))[1] >= DEATHS_MAX
 
     def _forget(self, now: float) -> None:
         while self._noted:
