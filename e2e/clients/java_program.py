@@ -1,4 +1,4 @@
-"""Builds the program with the clients for Java, once for each set of versions. Used by `matrix`."""
+"""Builds the programs with the clients for Java, once for each set of versions. Used by `scripted`."""
 
 import hashlib
 import shutil
@@ -11,15 +11,16 @@ from e2e.cluster.progress import announced
 
 MODULES: Final = {
     "openai": ("com.openai:openai-java:4.0.0",),
+    "spring": ("org.springframework.ai:spring-ai-openai:1.1.0", "org.springframework.ai:spring-ai-client-chat:1.1.0"),
     "langchain4j": ("dev.langchain4j:langchain4j-open-ai:1.8.0", "dev.langchain4j:langchain4j:1.8.0"),
 }
-_SOURCE: Final = Path(__file__).parent / "programs" / "JavaClients.java"
+_SOURCES: Final = sorted((Path(__file__).parent / "programs").glob("*.java"))
 
 
 def build_java() -> Path:
     """Return the folder with `classes` and the libraries in `lib`. Maven keeps its downloads in its own cache."""
     modules = [module for row in MODULES.values() for module in row]
-    key = hashlib.sha256(_SOURCE.read_bytes() + repr(modules).encode()).hexdigest()[:8]
+    key = hashlib.sha256(b"".join(each.read_bytes() for each in _SOURCES) + repr(modules).encode()).hexdigest()[:8]
     folder = CACHE / "clients" / f"java-{key}"
     if (folder / "classes").exists():
         return folder
@@ -31,7 +32,7 @@ def build_java() -> Path:
             "mvn", "--quiet", "--batch-mode", "dependency:copy-dependencies", "-DoutputDirectory=lib",
             cwd=folder, check=True,
         )  # fmt: skip
-        programs.run("javac", "-parameters", "-cp", "lib/*", "-d", "classes", _SOURCE, cwd=folder, check=True)
+        programs.run("javac", "-parameters", "-cp", "lib/*", "-d", "classes", *_SOURCES, cwd=folder, check=True)
     return folder
 
 

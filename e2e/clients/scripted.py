@@ -42,9 +42,9 @@ def _go(name: str, kind: str, ran: str) -> Client:
     return Client(name, (MODULES[kind],), command, ran, task="script", make=build_go)
 
 
-def _java(name: str, kind: str, ran: str) -> Client:
-    """Return the row of a client for Java. One program has all of them."""
-    command = ("java", "-cp", "{env}/classes:{env}/lib/*", "JavaClients", kind, "{url}", "{model}")
+def _java(name: str, kind: str, ran: str, *program: str) -> Client:
+    """Return the row of a client for Java. `program`: the class, and its first arguments."""
+    command = ("java", "-cp", "{env}/classes:{env}/lib/*", *program, "{url}", "{model}")
     packages = tuple(module.replace(":", "@") for module in JAVA_MODULES[kind])
     return Client(name, packages, command, ran, task="script", make=build_java)
 
@@ -101,8 +101,15 @@ SCRIPTED: Final = (
         "a text, a stream with usage, an agent with a tool, errors",
         "autogen_python.py",
     ),
-    _java("openai (Java)", "openai", "a text, a stream with usage, a loop of tools, errors"),
-    _java("LangChain4j", "langchain4j", f"{_LOOPS}, errors"),
+    _java(
+        "openai (Java)",
+        "openai",
+        "a text, a stream with usage, a loop of tools, an abort, a retry, errors",
+        "JavaClients",
+        "openai",
+    ),
+    _java("LangChain4j", "langchain4j", f"{_LOOPS}, an abort, a retry, errors", "JavaClients", "langchain4j"),
+    _java("Spring AI", "spring", f"{_LOOPS}, an abort, a retry, errors", "SpringClients"),
     Client(
         "async-openai",
         (f"async-openai@{VERSION}",),

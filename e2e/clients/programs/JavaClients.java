@@ -4,11 +4,14 @@ import com.openai.core.JsonValue;
 import com.openai.errors.NotFoundException;
 import com.openai.helpers.ChatCompletionAccumulator;
 import com.openai.models.chat.completions.*;
+import com.sun.net.httpserver.HttpServer;
 import dev.langchain4j.agent.tool.Tool;
 import dev.langchain4j.memory.chat.MessageWindowChatMemory;
 import dev.langchain4j.model.chat.response.*;
 import dev.langchain4j.model.openai.*;
 import dev.langchain4j.service.*;
+import java.net.*;
+import java.net.http.*;
 import java.util.*;
 import java.util.concurrent.*;
 
@@ -29,10 +32,41 @@ public class JavaClients {
         if (!holds) throw new AssertionError(String.valueOf(seen));
     }
 
+    /** Checks with a server that answers 503 once, and then passes requests on. */
+    static void behindAnOverloadedProxy(Check check) throws Exception {
+        String own = url;
+        HttpServer proxy = HttpServer.create(new InetSocketAddress("127.0.0.1", 0), 0);
+        List<String> seen = new ArrayList<>();
+        proxy.createContext("/", exchange -> {
+            byte[] body = exchange.getRequestBody().readAllBytes();
+            String path = exchange.getRequestURI().getPath();
+            seen.add(path);
+            int status = 503;
+            byte[] answer = {};
+            if (seen.size() > 1) {
+                HttpRequest passed = HttpRequest.newBuilder(URI.create(own.replaceAll("/v1$", "") + path))
+                    .header("Content-Type", "application/json").POST(HttpRequest.BodyPublishers.ofByteArray(body)).build();
+                HttpResponse<byte[]> got = HttpClient.newHttpClient().sendAsync(passed, HttpResponse.BodyHandlers.ofByteArray()).join();
+                status = got.statusCode();
+                answer = got.body();
+                exchange.getResponseHeaders().add("Content-Type", got.headers().firstValue("Content-Type").get());
+            }
+            exchange.sendResponseHeaders(status, answer.length == 0 ? -1 : answer.length);
+            exchange.getResponseBody().write(answer);
+            exchange.close();
+        });
+        proxy.start();
+        url = "http://127.0.0.1:" + proxy.getAddress().getPort() + "/v1";
+        check.run();
+        expect(seen.size() == 2, seen);
+        url = own;
+        proxy.stop(0);
+    }
+
     // openai-java
 
     static OpenAIClient openai() {
-        return OpenAIOkHttpClient.builder().baseUrl(url).apiKey("none").maxRetries(0).build();
+        return OpenAIOkHttpClient.builder().baseUrl(url).apiKey("none").maxRetries(1).build();
     }
 
     static ChatCompletionCreateParams.Builder ask(String name) {
@@ -77,6 +111,13 @@ public class JavaClients {
         expect(answer.choices().get(0).message().content().get().contains("21"), answer);
     }
 
+    static void openaiAbort() {
+        try (var stream = openai().chat().completions().createStreaming(ask(model).build())) {
+            stream.stream().findFirst();
+        }
+        openaiText();
+    }
+
     static void openaiErrors() {
         try {
             openai().chat().completions().create(ask("no-such-model").build());
@@ -105,7 +146,7 @@ public class JavaClients {
     }
 
     static OpenAiChatModel chat(String name) {
-        return OpenAiChatModel.builder().baseUrl(url).apiKey("none").modelName(name).maxTokens(200).maxRetries(0).build();
+        return OpenAiChatModel.builder().baseUrl(url).apiKey("none").modelName(name).maxTokens(200).maxRetries(1).build();
     }
 
     static OpenAiStreamingChatModel streaming() {
@@ -141,6 +182,20 @@ public class JavaClients {
         expect(CITIES.equals(List.of("Paris")) && text.contains("21"), CITIES + text);
     }
 
+    static void lc4jAbort() throws Exception {
+        CompletableFuture<StreamingHandle> cancelled = new CompletableFuture<>();
+        streaming().chat(QUESTION, new StreamingChatResponseHandler() {
+            public void onPartialResponse(PartialResponse part, PartialResponseContext context) {
+                context.streamingHandle().cancel();
+                cancelled.complete(context.streamingHandle());
+            }
+            public void onCompleteResponse(ChatResponse response) { cancelled.completeExceptionally(new AssertionError("it went on")); }
+            public void onError(Throwable error) { cancelled.completeExceptionally(error); }
+        });
+        expect(cancelled.get(60, TimeUnit.SECONDS).isCancelled(), "");
+        lc4jText();
+    }
+
     static void lc4jErrors() {
         try {
             chat("no-such-model").chat(QUESTION);
@@ -157,12 +212,16 @@ public class JavaClients {
             check("text", JavaClients::openaiText);
             check("stream", JavaClients::openaiStream);
             check("tool_loop", JavaClients::openaiToolLoop);
+            check("abort", JavaClients::openaiAbort);
+            check("retry", () -> behindAnOverloadedProxy(JavaClients::openaiText));
             check("errors", JavaClients::openaiErrors);
         } else {
             check("text", JavaClients::lc4jText);
             check("stream", JavaClients::lc4jStream);
             check("tool_loop", JavaClients::lc4jToolLoop);
             check("tool_loop_streamed", JavaClients::lc4jToolLoopStreamed);
+            check("abort", JavaClients::lc4jAbort);
+            check("retry", () -> behindAnOverloadedProxy(JavaClients::lc4jText));
             check("errors", JavaClients::lc4jErrors);
         }
         System.exit(0);
