@@ -19,17 +19,20 @@ from conveyor_engine.execution.attention.groups import group_layers
 from conveyor_engine.execution.gpus import GPUS, count_requests
 from conveyor_engine.execution.limits import DEFAULT_BATCHED_TOKENS, find_context
 from conveyor_engine.execution.models import checks, kinds
+from conveyor_engine.execution.models.experts import is_gated
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.loader import load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.quantize import count_bytes
+from conveyor_engine.execution.models.quantized.checkpoint import GGUF
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
 from conveyor_engine.model_files import PIPELINE_INDEX, read_architectures, read_pipeline_class
 from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
+from conveyor_engine.preview.gguf_size import count_gguf_bytes
 from conveyor_engine.quantization import Declared, read_declared
 from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.wire.kv_tables import KVTables
@@ -74,17 +77,21 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     declared = read_declared(directory)
     restored = f", restored from {declared.name}" if declared is not None else ""
     yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
-    yield from _describe_rounded(built, task, declared)
+    yield from _describe_rounded(built, task, declared, directory)
     if task == "generate":
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
 
 
-def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None) -> Iterator[str]:
+def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None, directory: Path) -> Iterator[str]:
     """Yield what the weights take on a CPU in fewer bits: in those of the files, or as `quantization` rounds them."""
     if declared is not None:
-        kept = count_bytes(model, declared.kept_bits, _HEAD_BITS) if declared.kept_bits else None
+        kept = None
+        if declared.method == GGUF:
+            kept = count_gguf_bytes(directory, keeps_experts=any(map(is_gated, model.modules())))
+        elif declared.kept_bits:
+            kept = count_bytes(model, declared.kept_bits, _HEAD_BITS)
         if kept is not None:
             yield f"cpu      {_gb(kept)} of weights: {declared.name} is kept"
         return

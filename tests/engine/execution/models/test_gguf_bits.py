@@ -18,6 +18,8 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.quantize import Quantizer
 from conveyor_engine.gguf.unpack import unpack
+from conveyor_engine.preview.describe import describe
+from conveyor_engine.preview.gguf_size import count_gguf_bytes
 
 pytestmark = pytest.mark.skipif(
     native.why_missing() is not None or native.isa() == "generic", reason="needs the compiled kernels, with vectors"
@@ -110,6 +112,29 @@ def test_types_of_one_layer_may_differ(tmp_path: Path, dtype: torch.dtype, monke
     assert (packed.bits, packed.group) == (8, 16)
     expected = plain_of(load(path, torch.float32), "model.layers.0.self_attn.qkv_proj")
     assert torch.equal(native.unpack_integers(packed), expected)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("stored", ["Q4_K", "Q8_0", "Q4_1"])
+def test_check_counts_the_bytes_that_an_engine_keeps(
+    tmp_path: Path, kind: str, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gates have another type, as in Q4_K_M."""
+    write = gguf_files.write_tensor
+    other = "Q6_K" if stored == "Q4_K" else stored
+
+    def write_mixture(writer: Any, name: str, values: gguf_files.Array, each: str) -> gguf_files.Array:
+        return write(writer, name, values, other if "attn_v" in name or "ffn_gate_exps" in name else each)
+
+    monkeypatch.setattr(gguf_files, "write_tensor", write_mixture)
+    path, _ = save(kind, tmp_path, stored, tie_word_embeddings=kind == "qwen3", vocab_size=256)
+    counted = count_gguf_bytes(unpack(path), keeps_experts=True)
+    if stored == "Q4_1":
+        assert counted is None
+        return
+    model, quantizer = fuse(path, torch.bfloat16)
+    assert counted == quantizer.num_bytes + sum(each.nbytes for each in model.parameters())
+    assert f"{counted / 1e9:.2f} GB of weights: gguf " in "".join(describe(str(path))[1])
 
 
 def test_types_without_kernels_keep_16_bits(tmp_path: Path) -> None:

@@ -80,3 +80,7 @@ _READERS: Final[Mapping[str, Callable[[Tensor], Grid]]] = {
     "Q5_K": _read_q5_k,
     "Q6_K": _read_q6_k,
 }
+
+# Bits of a number with its scales, in the kernels' layout; and where our layers join types.
+KEPT_BITS: Final = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_K": 8.625, "Q6_K": 8.5625, "Q8_0": 8.5}
+JOINED_BITS: Final = 9.125

@@ -1,0 +1,58 @@
+"""Counts the bytes of a GGUF file's weights in an engine on a CPU, from the file's header. Called by `describe`."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Final
+
+from conveyor_engine.execution.models.quantized.gguf_blocks import JOINED_BITS, KEPT_BITS
+from conveyor_engine.gguf.files import SUFFIX
+from conveyor_engine.gguf.header import TensorPlace, read_header
+
+_PLAIN_BITS: Final = 16
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
+# Embeddings, routers and convolutions. A tied head is stored beside the embeddings, in fewer bits.
+_PLAIN: Final = re.compile(r"token_embd|.*\.(ffn_gate_inp|ssm_conv1d|shortconv\.conv)\.")
+_JOINED: Final = re.compile(r"(?<=\.)(attn_[qkv]|ffn_(?:gate|up)(?:_exps|_shexp)?)(?=\.weight$)")
+
+
+def count_gguf_bytes(directory: Path, *, keeps_experts: bool) -> int | None:
+    """Return the bytes of the weights; None if most of them are restored to 16 bits.
+
+    keeps_experts: whether the kernels compute the model's experts.
+    """
+    tensors = dict(read_header(sorted(directory.glob(f"*{SUFFIX}"))).tensors)
+    if _HEAD not in tensors:
+        tensors[_HEAD] = tensors[_EMBEDDINGS]
+    joined, num_bits, num_weights, num_kept = _find_joined(tensors), 0.0, 0, 0
+    for name, place in tensors.items():
+        is_plain = len(place.shape) == 1 or _PLAIN.match(name) or ("_exps" in name and not keeps_experts)
+        bits = _PLAIN_BITS if is_plain else _find_bits(joined[_JOINED.sub(_name_joined, name)])
+        count = math.prod(place.shape)
+        num_bits += count * bits
+        num_weights += 0 if name == _EMBEDDINGS else count
+        num_kept += count if bits < _PLAIN_BITS else 0
+    return round(num_bits / 8) if 2 * num_kept >= num_weights else None
+
+
+def _find_bits(kinds: Set[str]) -> float:
+    """Return the bits of a number of a layer that has numbers of these types."""
+    if kinds - KEPT_BITS.keys():
+        return _PLAIN_BITS
+    return JOINED_BITS if len(kinds) > 1 else KEPT_BITS[min(kinds)]
+
+
+def _find_joined(tensors: Mapping[str, TensorPlace]) -> dict[str, set[str]]:
+    """Return the number types of the layers that our layers join, by a name for all of them."""
+    kinds: defaultdict[str, set[str]] = defaultdict(set)
+    for name, place in tensors.items():
+        kinds[_JOINED.sub(_name_joined, name)].add(place.kind.name)
+    return kinds
+
+
+def _name_joined(match: re.Match[str]) -> str:
+    if match[0].startswith("attn"):
+        return "attn_qkv"
+    return re.sub("gate|up", "gate_up", match[0])
