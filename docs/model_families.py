@@ -5,7 +5,7 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from collections.abc import Iterator
 
-from conveyor_protocol.families import FAMILIES, MEANINGS
+from conveyor_protocol.families import FAMILIES, MEANINGS, PIPELINES
 
 _HEAD = """\
 # Families of text models
@@ -24,12 +24,24 @@ generates. All other parts run transformers' code. A published model may have se
 | --- | --- | --- | --- |
 """
 
+_PIPELINES = """
+## Models that generate images
+These pipelines of diffusers run with the task ImageGenerate
+([requirements](models.md#models-that-generate-images)). A small random model of each is compared with its pipeline.
+
+| class in `model_index.json` | models |
+| --- | --- |
+"""
+
 
 def page() -> Iterator[str]:
     yield _HEAD
     for model_type, family in FAMILIES.items():
         replaced = MEANINGS[family.replaced] if family.replaced else ""
         yield f"| `{model_type}` | {family.name} | {', '.join(family.tasks)} | {replaced} |\n"
+    yield _PIPELINES
+    for pipeline, name in PIPELINES.items():
+        yield f"| `{pipeline}` | {name} |\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The families of text models that CI tests, by the `model_type` in config.json.
+"""The families of text models that CI tests, by the `model_type` in config.json, and the pipelines that make pictures.
 
 The page docs/model-families.md, `python -m conveyor_engine check` and `kubectl conveyor models` show this table. Each
 row has a tiny random model in the engine's tests, which compare the row with that model. Other families may run too.
@@ -78,4 +78,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_vl": Family("Qwen3-VL", ("Generate",), "layers"),
     "starcoder2": Family("Starcoder2", ("Generate",), "attention"),
     "xlm-roberta": Family("XLM-RoBERTa", ("Embed", "Rerank", "Classify")),
+}
+# The pipelines of diffusers that the task ImageGenerate runs, by their class in model_index.json.
+PIPELINES: Final[dict[str, str]] = {
+    "FluxPipeline": "FLUX.1",
+    "StableDiffusion3Pipeline": "Stable Diffusion 3 and 3.5",
+    "StableDiffusionPipeline": "Stable Diffusion 1.4 to 2.1",
+    "StableDiffusionXLPipeline": "Stable Diffusion XL",
 }

@@ -10,7 +10,8 @@ from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.towers import take_towers
-from conveyor_protocol.families import FAMILIES, Replaced, Task
+from conveyor_engine.tasks.imagegenerate.layouts import LAYOUTS
+from conveyor_protocol.families import FAMILIES, PIPELINES, Replaced, Task
 
 
 def kinds_of(task: Task) -> set[str]:
@@ -22,6 +23,10 @@ def test_each_row_has_a_tiny_model_and_each_tiny_model_a_row() -> None:
     assert kinds_of("Embed") == set(encoders.KINDS)
     assert kinds_of("Classify") == set(classifiers.KINDS)
     assert kinds_of("Rerank") == {*classifiers.KINDS, "gemma2"}, "gemma2 is in tests/engine/tasks/rerank"
+
+
+def test_each_pipeline_of_the_table_is_a_layout_of_the_task() -> None:
+    assert PIPELINES.keys() == LAYOUTS.keys()
 
 
 @pytest.mark.skipif(native.why_missing() is not None, reason="the compiled kernels replace layers on CPUs")

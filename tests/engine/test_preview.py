@@ -71,13 +71,14 @@ def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) 
 
 def test_a_pipeline_is_described_by_its_class_or_refused(tmp_path: Path) -> None:
     save_layout(tmp_path, "xl")
-    assert describe(str(tmp_path)) == (
-        True, ["runs     StableDiffusionXLPipeline, task imagegenerate; its memory is measured at the start"]
-    )  # fmt: skip
+    lines = lines_of(tmp_path)
+    assert lines["runs"] == "StableDiffusionXLPipeline, task imagegenerate; its memory is measured at the start"
+    stored = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert (lines["tested"], lines["weights"]) == ("Stable Diffusion XL", f"{stored / 1e9:.2f} GB stored")
     change_json(tmp_path / "model_index.json", text_encoder_2=["mine", "Encoder"])
-    runs, lines = describe(str(tmp_path))
+    runs, refusal = describe(str(tmp_path))
     assert not runs
-    assert lines[0].startswith("refused  the model's text_encoder_2 is a Encoder")
+    assert refusal[0].startswith("refused  the model's text_encoder_2 is a Encoder")
 
 
 def test_a_repository_is_described_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

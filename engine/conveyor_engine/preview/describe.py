@@ -37,7 +37,7 @@ from conveyor_engine.quantization import Declared, read_declared
 from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.step import NUM_AHEAD
-from conveyor_protocol.families import FAMILIES, MEANINGS
+from conveyor_protocol.families import FAMILIES, MEANINGS, PIPELINES
 
 _DTYPE: Final = torch.bfloat16
 _REQUEST_TOKENS: Final = 4096
@@ -67,6 +67,9 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     kind = kinds.find_kind(task, directory)
     if kind is None or not kind.own_attention:
         yield f"runs     {classes}, task {task}; its memory is measured at the start"
+        if is_pipeline:
+            yield f"tested   {PIPELINES[classes]}"
+            yield f"weights  {_gb(stored_bytes)} stored"
         return
     config = load_config(str(directory), kind)
     built = _build(config, kind)

@@ -9,7 +9,7 @@ from conveyor_engine.fetching.source import RemoteModel, Source
 from conveyor_engine.fetching.uris import BucketUri, HubUri, parse_uri
 from conveyor_engine.gguf.files import SUFFIX, group_files
 from conveyor_engine.gguf.unpack import make_temporary, unpack
-from conveyor_engine.model_files import WEIGHTS_INDEX, read_weight_names
+from conveyor_engine.model_files import WEIGHTS_INDEX, list_folders, read_weight_names
 
 _SMALL_BYTES: Final = 64 << 20  # of all small files together
 _WEIGHTS: Final = (".safetensors", SUFFIX, ".pt2")
@@ -30,7 +30,8 @@ def find_small_files(model: str) -> Preview:
     path = Path(model)
     if path.exists():
         directory = unpack(path)
-        return Preview(directory, sum(each.stat().st_size for each in directory.iterdir() if each.suffix in _WEIGHTS))
+        files = (each for folder in list_folders(directory) for each in folder.iterdir())
+        return Preview(directory, sum(each.stat().st_size for each in files if each.suffix in _WEIGHTS))
     uri = model if "://" in model else f"hf://{model}"
     parsed = parse_uri(uri)
     if parsed is None:
