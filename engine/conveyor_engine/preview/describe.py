@@ -127,6 +127,7 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
         raise ModelError(f"the model cannot be built: {checks.on_one_line(error)}") from error
     if kind is kinds.CAUSAL_LM:
         take_towers(model)
+    model.config.pad_token_id = None  # GPT-2's class looks for padding among the probe's tokens, which are no numbers
     return model
 
 
