@@ -55,12 +55,16 @@ INLINE int64_t scale_bytes(const cv_linear *c) {
 INLINE int64_t group_bytes(const cv_linear *c) {
     return numbers_bytes(c) + CV_PANEL * (scale_bytes(c) + (c->has_zeros ? 2 : 0) + (c->has_minima ? 1 : 0));
 }
+INLINE int64_t factors_bytes(const cv_linear *c) { /* of CV_SUPER inputs */
+    return c->scale_dtype == CV_INT8 ? CV_PANEL * 2 * (1 + c->has_minima) : 0;
+}
 INLINE int64_t integers_bytes(const cv_linear *c) { /* of a panel */
-    const int64_t factors = c->scale_dtype == CV_INT8 ? c->k / CV_SUPER * CV_PANEL * 2 * (1 + c->has_minima) : 0;
-    return c->k / c->group * group_bytes(c) + factors;
+    return c->k / c->group * group_bytes(c) + c->k / CV_SUPER * factors_bytes(c);
 }
 
-/* What a row keeps for each group: its scale and the sum of its numbers, of `height` rows side by side. */
+/* What a row keeps for each group: its scale, and what the products take off by the sum of its numbers, of `height` rows
+ * side by side. That is the sum times half of 2^bits; the sum, if weights have zeros; or the scale times the sum, a
+ * float, if they have minima. */
 typedef struct { float *scales; int32_t *totals; int64_t height; } factors;
 INLINE factors factors_at(char *p, int64_t groups, int64_t height) {
     return (factors){(float *)p, (int32_t *)p + groups * height, height};
@@ -87,21 +91,22 @@ INLINE void round_row(const int bf16, const void *x, const cv_linear *c, int8_t 
         }
         int32_t sum = 0;
         for (int l = 0; l < VL; l++) sum += total[l];
-        f.scales[g * f.height + i] = highest / 127.0f + vf_sum(broken);
-        f.totals[g * f.height + i] = sum;
+        const float scale = highest / 127.0f + vf_sum(broken), shift = scale * (float)sum;
+        f.scales[g * f.height + i] = scale;
+        if (c->has_minima) memcpy(f.totals + g * f.height + i, &shift, sizeof shift);
+        else f.totals[g * f.height + i] = c->has_zeros ? sum : sum * (1 << (c->bits - 1));
     }
 }
 
 /* What some columns of a panel have for a group. */
 typedef struct { vf scales, minima; vi zeros; } of_columns;
-INLINE of_columns columns_at(const cv_linear *c, const char *panel, int64_t g, int column) {
-    const char *tail = panel + g * group_bytes(c) + numbers_bytes(c); /* behind the group's numbers */
+/* tail: behind the group's numbers; factors: those of the group's block. */
+INLINE of_columns columns_at(const cv_linear *c, const char *tail, const char *factors, int column) {
     of_columns of = {{0}, {0}, {0}};
     if (c->scale_dtype == CV_INT8) {
-        const char *factors = panel + c->k / c->group * group_bytes(c)
-                              + g * c->group / CV_SUPER * CV_PANEL * 2 * (1 + c->has_minima) + column * 2;
-        of.scales = vf_from_i8(tail + column) * vf_from_f16(factors);
-        if (c->has_minima) of.minima = vf_from_i8(tail + CV_PANEL + column) * vf_from_f16(factors + CV_PANEL * 2);
+        of.scales = vf_from_i8(tail + column) * vf_from_f16(factors + column * 2);
+        if (c->has_minima)
+            of.minima = vf_from_i8(tail + CV_PANEL + column) * vf_from_f16(factors + (CV_PANEL + column) * 2);
     } else if (c->scale_dtype == CV_FLOAT16) {
         of.scales = vf_from_f16(tail + column * 2);
     } else {
@@ -116,23 +121,35 @@ INLINE of_columns columns_at(const cv_linear *c, const char *panel, int64_t g, i
     return of;
 }
 
-/* sums[columns] += what the dots of row i and group g are worth. */
-INLINE void add_group(const cv_linear *c, of_columns of, int64_t g, factors f, int64_t i, vu dots, float *sums) {
-    const float scale = f.scales[g * f.height + i];
-    const uint32_t total = (uint32_t)f.totals[g * f.height + i];
-    vf sum = g ? vf_load(sums) : (vf){0};
-    if (c->has_minima) sum -= of.minima * (scale * (float)(int32_t)total);
-    else dots -= c->has_zeros ? (vu)of.zeros * total : (vu){0} + (total << (c->bits - 1));
-    vf_store(sums, sum + __builtin_convertvector((vi)dots, vf) * (of.scales * scale));
+/* What is taken off the products. */
+enum { MIDDLES, ZEROS, MINIMA };
+INLINE int taken_from(const cv_linear *c) { return c->has_minima ? MINIMA : c->has_zeros ? ZEROS : MIDDLES; }
+
+/* sums[columns] += what the dots of row i and a group are worth. at: the group's place of row i. */
+INLINE void add_group(const int taken, of_columns of, factors f, int64_t at, vu dots, float *sums) {
+    vf sum = vf_load(sums);
+    if (taken == MINIMA) {
+        float shift;
+        memcpy(&shift, f.totals + at, sizeof shift);
+        sum -= of.minima * shift;
+    } else if (taken == ZEROS) {
+        dots -= (vu)of.zeros * (uint32_t)f.totals[at];
+    } else {
+        dots -= (uint32_t)f.totals[at];
+    }
+    vf_store(sums, sum + __builtin_convertvector((vi)dots, vf) * (of.scales * f.scales[at]));
 }
 
 /* sums[m, VECS * VL] of m rows and some columns of a panel. */
 INLINE void quads_span(const int bits, const int m, const quad *a, factors f, const cv_linear *c, const char *panel,
                        int column, const char *next, int64_t rate, float *sums) {
     enum { VECS = 2 };
-    const int64_t lines = numbers_bytes(c) / LINE, bytes = group_bytes(c);
-    const char *numbers = panel;
-    for (int64_t g = 0; g < c->k / c->group; g++, numbers += bytes) {
+    const int64_t lines = numbers_bytes(c) / LINE, bytes = group_bytes(c), groups = c->k / c->group;
+    const char *numbers = panel, *factors = panel + groups * bytes;
+    const int taken = taken_from(c);
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < VECS; v++) vf_store(sums + i * CV_PANEL + column + v * VL, (vf){0});
+    for (int64_t g = 0; g < groups; g++, numbers += bytes) {
         vu acc[6][VECS];
         for (int i = 0; i < m; i++)
             for (int v = 0; v < VECS; v++) acc[i][v] = (vu){0};
@@ -152,9 +169,10 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
             }
         }
         for (int v = 0; v < VECS; v++) {
-            const of_columns of = columns_at(c, panel, g, column + v * VL);
+            const char *of_block = factors + g * c->group / CV_SUPER * factors_bytes(c);
+            const of_columns of = columns_at(c, numbers + lines * LINE, of_block, column + v * VL);
             for (int i = 0; i < m; i++)
-                add_group(c, of, g, f, i, acc[i][v], sums + i * CV_PANEL + column + v * VL);
+                add_group(taken, of, f, g * f.height + i, acc[i][v], sums + i * CV_PANEL + column + v * VL);
         }
     }
 }
@@ -193,33 +211,45 @@ INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) {
     __asm__ volatile("" ::: "memory");
 }
 
-/* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of 4 bits. */
-INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c, const char *panel,
+/* sums[m, CV_PANEL] += what the dots [m, CV_PANEL] of a group are worth. */
+INLINE void add_groups(const int taken, int m, const cv_linear *c, const char *panel, int64_t groups, int64_t g,
+                       factors f, const int32_t *dots, float *sums) {
+    const char *tail = panel + g * group_bytes(c) + numbers_bytes(c);
+    const char *of_block = panel + groups * group_bytes(c) + g * c->group / CV_SUPER * factors_bytes(c);
+    for (int j = 0; j < CV_PANEL; j += VL) {
+        const of_columns of = columns_at(c, tail, of_block, j);
+#pragma GCC unroll 4
+        for (int i = 0; i < m; i++)
+            add_group(taken, of, f, g * f.height + i, vu_load(dots + i * CV_PANEL + j), sums + i * CV_PANEL + j);
+    }
+}
+
+/* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of 4 bits. A group's dots are read
+ * after those of the next one are stored: a load waits until the stores of tiles have reached the cache. */
+INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, const cv_linear *c, const char *panel,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
-    const int64_t steps = (c->group + BYTES_K - 1) / BYTES_K, bytes = group_bytes(c);
-    int32_t dots[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
-    for (int64_t g = 0; g < c->k / c->group; g++) {
+    const int64_t steps = (c->group + BYTES_K - 1) / BYTES_K, bytes = group_bytes(c), groups = c->k / c->group;
+    int32_t dots[2][ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
+    memset(sums, 0, (size_t)(m * CV_PANEL) * sizeof *sums);
+    for (int64_t g = 0; g < groups; g++) {
         const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel + g * bytes;
         const int64_t k = g * c->group;
         const char *rows = a + k / BYTES_K * TILE_BYTES + k % BYTES_K, *lower = rows + TILE_ROWS * c->k;
-        if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots);
-        else sums_of(1, 0, rows, lower, b, steps, next, rate, dots);
+        if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots[g % 2]);
+        else sums_of(1, 0, rows, lower, b, steps, next, rate, dots[g % 2]);
         __asm__ volatile("" ::: "memory");
         next += steps * rate;
-        for (int j = 0; j < CV_PANEL; j += VL) {
-            const of_columns of = columns_at(c, panel, g, j);
-            for (int i = 0; i < m; i++)
-                add_group(c, of, g, f, i, vu_load(dots + i * CV_PANEL + j), sums + i * CV_PANEL + j);
-        }
+        if (g) add_groups(taken, m, c, panel, groups, g - 1, f, dots[(g - 1) % 2], sums);
     }
+    add_groups(taken, m, c, panel, groups, groups - 1, f, dots[(groups - 1) % 2], sums);
 }
 #else
 INLINE int byte_tiles_fit(const cv_linear *c) { return (void)c, 0; }
 INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) { (void)numbers, (void)k, (void)i, (void)a; }
 INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) { (void)c, (void)panel, (void)to; }
-INLINE void byte_tiles_sums(int m, const char *a, factors f, const cv_linear *c, const char *panel,
+INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, const cv_linear *c, const char *panel,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
-    (void)m, (void)a, (void)f, (void)c, (void)panel, (void)unpacked, (void)next, (void)rate, (void)sums;
+    (void)taken, (void)m, (void)a, (void)f, (void)c, (void)panel, (void)unpacked, (void)next, (void)rate, (void)sums;
 }
 #endif
 #endif

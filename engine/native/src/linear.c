@@ -203,14 +203,24 @@ INLINE void pack_block(const int how, const int bf16, const cv_linear *c, const 
     }
 }
 
+static void byte_tile_sums(int m, const char *rows, const cv_linear *c, const char *panel, const char *unpacked,
+                           const ahead *next, float *sums) {
+    const factors f = factors_at((char *)rows + ROWS_BY_TILES * c->k, c->k / c->group, ROWS_BY_TILES);
+    const int64_t rate = next->rate * TILE_K / 2;
+    switch (taken_from(c)) {
+#undef CV_CASE
+#define CV_CASE(taken) \
+    case taken: byte_tiles_sums(taken, m, rows, f, c, panel, unpacked, next->from, rate, sums); break;
+        CV_CASE(MIDDLES) CV_CASE(ZEROS) CV_CASE(MINIMA)
+    }
+}
+
 /* sums[m, CV_PANEL] of packed rows and the panel at b, of which `unpacked` are the numbers of 4 bits. */
 INLINE void compute_tile(const int how, const int bf16, const cv_linear *c, const plan *p, int m, const char *rows,
                          const char *b, const char *unpacked, const ahead *next, float *sums) {
     if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, sums);
     else if (how == QUADS) quad_sums(m, rows, c, b, next, sums);
-    else if (how == BYTE_TILES)
-        byte_tiles_sums(m, rows, factors_at((char *)rows + ROWS_BY_TILES * c->k, c->k / c->group, ROWS_BY_TILES), c, b,
-                        unpacked, next->from, next->rate * TILE_K / 2, sums);
+    else if (how == BYTE_TILES) byte_tile_sums(m, rows, c, b, unpacked, next, sums);
     else tile_sums(bf16, m, rows, b, p->steps, next, sums);
 }
 
