@@ -1,4 +1,5 @@
-"""Finds the device to run on and the number type that it computes in. Used by `placement`, `start` and runners.
+"""Finds the device to run on and the number type that it computes in, and gives back memory. Used by
+`placement`, `start` and runners.
 
 torch finds no device if the node has no GPU, if its driver is too old, or if the driver is not mounted. Only in the
 first case `device: auto` may run on the CPU. So this module looks for the device files and initializes the driver
@@ -24,6 +25,13 @@ _OLDEST_DRIVER = {"12": "525", "13": "580"}  # by CUDA's major version; all its 
 _DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system. The C library keeps what was freed between tensors that are still used."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def choose_device(device: Device) -> torch.device:

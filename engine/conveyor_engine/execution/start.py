@@ -100,8 +100,10 @@ class RunnerStart:
             fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
             quantizer.check_share()
+            quantizer.pack_embeddings()
             if quantizer.num_rounded:
                 self.progress(f"event=weights_rounded {quantizer.summary}")
+                machine.give_back_memory()
         add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
 

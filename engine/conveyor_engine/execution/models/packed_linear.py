@@ -52,6 +52,24 @@ class NativeLinear(PackedLinear):
         return native.linear(x, self.packed, self.bias)
 
 
+class PackedEmbedding(nn.Module):
+    """An embedding table as whole numbers, which may be those of the head. It has the attributes of torch's class."""
+
+    def __init__(self, packed: native.PackedIntegers, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = packed.out_features, packed.in_features
+        self._packed, self._dtype = packed, dtype
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the plain table. Each access unpacks a new copy."""
+        return native.unpack_integers(self._packed).to(self._dtype)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows = native.unpack_integers(self._packed, tokens.flatten()).to(self._dtype)
+        return rows.view(*tokens.shape, self.embedding_dim)
+
+
 class OneDnnLinear(PackedLinear):
     """A linear layer that uses oneDNN, for bfloat16 if compiled kernels or their vector instructions are missing."""
 

@@ -3,6 +3,7 @@
 `fuse` compares each module of our own with transformers' one while both have their weights in 16 bits. Then the weights
 are rounded, one module at a time, so that memory holds few weights in 16 bits beside those that are rounded. Only
 linear layers and experts that the compiled kernels compute are rounded: embeddings, norms and biases keep their type.
+Embeddings that the checkpoint stores as whole numbers keep these.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.models.experts import Experts, is_gated
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
-from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedEmbedding
 from conveyor_engine.execution.models.quantized.rounding import Grid, find_group, quantize, quantize_stack
 from conveyor_engine.execution.native.experts import PackedStack
 from conveyor_engine.quantization import Declared
@@ -37,6 +38,8 @@ class Quantizer:
         self._model, self._quantization = model, quantization
         self._bits = quantization and _BITS[quantization]
         self.num_rounded = self.num_kept = self.num_bytes = 0
+        head = model.get_output_embeddings()
+        self._tied = None if head is None else head.weight
         self._rounded_weights = self._kept_weights = 0
 
     @property
@@ -71,6 +74,18 @@ class Quantizer:
         for part in module.modules():
             if isinstance(part, NativeDecoderLayer):
                 part.take_weights()
+
+    def pack_embeddings(self) -> None:
+        """Keep embeddings as the checkpoint stores them. Call this when all modules are replaced."""
+        for path, part in list(self._model.named_modules()):
+            if isinstance(part, nn.Embedding) and (grid := getattr(part, "grid", None)) is not None:
+                head = self._model.get_output_embeddings() if part.weight is self._tied else None
+                packed = head.packed if isinstance(head, NativeLinear) else None
+                if head is None:
+                    packed = quantize(native.pack_linear(part.weight), grid.bits, grid)
+                if isinstance(packed, native.PackedIntegers):
+                    self._model.set_submodule(path, PackedEmbedding(packed, part.weight.dtype))
+        self._tied = None
 
     def _round(self, linear: NativeLinear, bits: int | None) -> None:
         packed = None if bits is None else quantize(linear.packed, bits, linear.grid)

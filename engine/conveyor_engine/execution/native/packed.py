@@ -145,30 +145,31 @@ def unpack_linear(weight: PackedWeight) -> torch.Tensor:
     return plain[: weight.out_features, : weight.in_features].contiguous()
 
 
-def unpack_integers(weight: PackedIntegers) -> torch.Tensor:
-    """Return the plain matrix (out, in) that the numbers stand for, float32."""
-    panels, bits = len(weight.data), weight.bits
+def unpack_integers(weight: PackedIntegers, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """Return what the numbers stand for, float32: the plain matrix (out, in), or only these rows of it."""
+    panels, bits, group = len(weight.data), weight.bits, weight.group
+    rows = torch.arange(weight.out_features) if rows is None else rows
+    panel, lane = rows // PANEL, rows % PANEL
     groups, behind = weight.split(0, panels)
-    sizes = [4 * bits * weight.group, PANEL * weight.scale_dtype.itemsize, PANEL * 2 * weight.has_zeros]
-    numbers, *others = groups.split_with_sizes([*sizes, PANEL * weight.has_minima], dim=2)
-    types = (weight.scale_dtype, torch.int16, torch.int8)
-    scales, zeros, minima = (
-        part.contiguous().view(dtype).transpose(1, 2).float() for part, dtype in zip(others, types, strict=True)
+    types = [weight.scale_dtype, *[torch.int16] * weight.has_zeros, *[torch.int8] * weight.has_minima]
+    numbers, *others = groups.split_with_sizes([4 * bits * group, *(PANEL * dtype.itemsize for dtype in types)], dim=2)
+    scales, *starts = (
+        part.view(panels, -1, PANEL, dtype.itemsize)[panel, :, lane].view(dtype)[..., 0].float()
+        for part, dtype in zip(others, types, strict=True)
     )
     if weight.scale_dtype == torch.int8:
-        factors = behind.contiguous().view(torch.float16).float().view(panels, -1, 1 + weight.has_minima, PANEL)
-        factors = factors.transpose(1, 3).repeat_interleave(SUPER // weight.group, 3)  # (panels, 32, 1 or 2, groups)
-        scales = scales * factors[:, :, 0]
-        minima = minima * factors[:, :, 1] if weight.has_minima else minima
+        factors = behind.view(panels, -1, 1 + weight.has_minima, PANEL, 2)[panel, :, :, lane].view(torch.float16)
+        wide = factors[..., 0].float().repeat_interleave(SUPER // group, 1)  # (rows, groups, 1 or 2)
+        scales, starts = scales * wide[..., 0], [start * wide[..., 1] for start in starts]
+    found = numbers.view(panels, scales.shape[1], -1, PANEL, 4)[panel, :, :, lane]
     if bits == 4:
-        numbers = numbers.reshape(panels, groups.shape[1], -1, 1, 4 * PANEL)
-        numbers = torch.cat((numbers & 15, numbers >> 4), dim=3)
-    numbers = numbers.reshape(panels, groups.shape[1], -1, PANEL, 4).permute(0, 3, 1, 2, 4).flatten(3).float()
+        found = torch.stack((found & 15, found >> 4), dim=3)
+    values = found.flatten(2).float()
     if weight.has_minima:
-        plain = numbers * scales[..., None] - minima[..., None]
+        values = values * scales[..., None] - starts[0][..., None]
     else:
-        plain = (numbers - (zeros[..., None] if weight.has_zeros else 1 << bits - 1)) * scales[..., None]
-    return plain.reshape(panels * PANEL, -1)[: weight.out_features]
+        values = (values - (starts[0][..., None] if weight.has_zeros else 1 << bits - 1)) * scales[..., None]
+    return values.flatten(1)
 
 
 def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from tests.engine import gguf_files
 from tests.engine.execution.models.test_gguf import save
 from tests.engine.references import Reference, answers
+from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution import native
@@ -15,7 +16,7 @@ from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedEmbedding
 from conveyor_engine.execution.models.quantize import Quantizer
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.preview.describe import describe
@@ -38,6 +39,7 @@ def fuse(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Quantizer]:
     model = load(path, dtype)
     quantizer = Quantizer(model, None)
     fuse_model(model, after=quantizer)
+    quantizer.pack_embeddings()
     return model, quantizer
 
 
@@ -88,12 +90,21 @@ def test_the_numbers_of_experts_are_kept_as_they_are(
         assert (packed.gate_up.first.bits, packed.down.first.bits) == (4 if others == "Q4_K" else 8, 4)  # type: ignore[union-attr]
 
 
-def test_a_tied_head_has_the_numbers_of_the_embeddings(tmp_path: Path) -> None:
-    path, _ = save("qwen3", tmp_path, "Q8_0", tie_word_embeddings=True)
-    model, quantizer = fuse(path, torch.bfloat16)
-    assert quantizer.num_kept == 0
-    expected = load(path, torch.float32).get_input_embeddings().weight
-    assert torch.equal(native.unpack_integers(model.get_output_embeddings().packed), expected)
+@TYPES
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("kind", KEPT)
+def test_embeddings_keep_their_numbers_and_share_those_of_a_tied_head(
+    tmp_path: Path, kind: str, is_tied: bool, dtype: torch.dtype
+) -> None:
+    path, _ = save("qwen3", tmp_path, kind, tie_word_embeddings=is_tied)
+    model, _ = fuse(path, dtype)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embeddings, PackedEmbedding)
+    assert (embeddings._packed is head.packed) == is_tied
+    expected = load(path, dtype).get_input_embeddings()
+    tokens = torch.tensor([[0, 198, 31], [32, 7, 7]])
+    assert torch.equal(embeddings(tokens), expected(tokens))
+    assert torch.equal(embeddings.weight, expected.weight)
 
 
 @TYPES
@@ -139,7 +150,9 @@ def test_check_counts_the_bytes_that_an_engine_keeps(
 
 def test_types_without_kernels_keep_16_bits(tmp_path: Path) -> None:
     path, _ = save("llama", tmp_path, "Q4_1")
-    assert fuse(path, torch.bfloat16)[1].num_rounded == 0
+    model, quantizer = fuse(path, torch.bfloat16)
+    assert quantizer.num_rounded == 0
+    assert type(model.get_input_embeddings()) is nn.Embedding
 
 
 def test_an_engine_serves_the_numbers_of_a_file(tmp_path: Path) -> None:

@@ -28,13 +28,16 @@ _Parts = Mapping[str, StoredTensor]
 
 
 def keep_grids(model: nn.Module, restoring: Restoring) -> None:
-    """Set `grid` of each linear layer of the model whose weights the kernels can keep as they are stored."""
+    """Set `grid` of each linear layer and embedding whose weights the kernels can keep as they are stored."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
+    tables = {part.weight: part for part in model.modules() if type(part) is nn.Embedding}  # others scale their rows
     for name, weight in restoring.tensors.items():
-        linear = linears.get(parameters[name]) if name in parameters else None
-        if linear is not None and isinstance(weight, Restored):
-            linear.grid = read_grid(weight, linear.out_features, linear.in_features)  # type: ignore[assignment]
+        modules = [of[parameters[name]] for of in (linears, tables) if parameters.get(name) in of]
+        if modules and isinstance(weight, Restored):
+            grid = read_grid(weight, *modules[0].weight.shape)
+            for module in modules:
+                module.grid = grid  # type: ignore[assignment]
 
 
 def read_grid(weight: Restored, rows: int, columns: int) -> Grid | None:
