@@ -7,6 +7,8 @@
 # ///
 """llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in its own environment.
 
+DTYPE may be one of llama.cpp's mixtures of quantized types, such as Q4_K_M.
+
 Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which describes the
 protocol. Must not import Conveyor.
 """
@@ -74,6 +76,14 @@ def read_tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[Any], GGMLQuanti
             wide = tensor.view(np.uint16).astype(np.uint32) << 16
             tensor, kind = wide.view(np.float32), GGMLQuantizationType.F32
         yield name, tensor, kind
+
+
+def quantize(source: Path, path: Path, kind: str) -> None:
+    """Write the weights of `source` in one of llama.cpp's mixtures of types."""
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    status = llama.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
+    assert status == 0, f"llama_model_quantize: {status}"
 
 
 class Engine:
@@ -168,6 +178,10 @@ def main(model: str, dtype: str, threads: str) -> None:
     path = Path(model) / "weights.gguf"
     if not path.exists():
         write_gguf(Path(model), path)
+    if dtype not in ("bfloat16", "float32"):
+        source, path = path, path.with_name(f"{dtype}.gguf")
+        if not path.exists():
+            quantize(source, path, dtype)
     engine = Engine(path, dtype, int(threads))
     run: Iterator[Any] = iter(())
     for line in sys.stdin:
