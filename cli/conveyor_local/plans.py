@@ -14,7 +14,6 @@ import yaml
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
-from conveyor_api.spec import InferenceServiceSpec
 from conveyor_local.errors import RunError
 from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, count_gpus
@@ -73,12 +72,14 @@ class PodPlanner:
             raise RunError(f"{service.key}: runtime VLLM needs vLLM's image, which only a cluster runs")
         self._service = service
         self._around = around
-        children = {child["kind"]: child for child in desired.children}
-        config_map = children["ConfigMap"]
+        children = {(child["kind"], child["metadata"]["name"]): child for child in desired.children}
+        maps = {name: child for (kind, name), child in children.items() if kind == "ConfigMap"}
+        around.objects.config_maps.update({f"{service.namespace}/{name}": child for name, child in maps.items()})
+        files = {key: content for child in maps.values() for key, content in child["data"].items()}
         self._owner = desired.owner
-        self._config: str = config_map["data"][names.ENGINE_CONFIG_KEY]
-        around.objects.config_maps[f"{service.namespace}/{config_map['metadata']['name']}"] = config_map
-        self._template = children["Deployment"]["spec"]["template"]
+        self._config: str = files[names.ENGINE_CONFIG_KEY]
+        self._adapters: str = files.get(names.ADAPTER_LIST_KEY, "")
+        self._template = children["Deployment", names.engine_name(service.name)]["spec"]["template"]
         for container in self._containers():  # a volume that is missing is found before anything starts
             self._find_folders(container)
 
@@ -144,14 +145,19 @@ class PodPlanner:
         here = yaml.safe_load(build_engine_config(self._owner, adapt(self._service, machine).spec).text)
         found = {name: value for name, value in here.items() if content.get(name) != value}
         found |= {"host": "127.0.0.1", "port": 0, "model": folders.translate(spec.model.source.directory)}
-        if adapters := _list_adapters(spec, folders):
-            found["adapters"] = adapters
+        if self._adapters:
+            found["adapters_file"] = self._write_adapters(folders)
         if not environment.keys() & _THREADS:
             found["num_threads"] = machine.threads
         if (fraction := machine.find_kv_fraction(self._service)) is not None:
             found["kv_memory_fraction"] = fraction
         return found
 
-
-def _list_adapters(spec: InferenceServiceSpec, folders: Folders) -> str:
-    return ",".join(f"{each.name}={folders.translate(each.directory)}" for each in spec.adapters)
+    def _write_adapters(self, folders: Folders) -> Path:
+        """Write the list of adapters with the folders of this machine."""
+        content = yaml.safe_load(self._adapters)
+        here = {name: each | {"directory": folders.translate(each["directory"])} for name, each in content.items()}
+        path = self.folder / f"{self._service.name}-{names.ADAPTER_LIST_KEY}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(here))
+        return path

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
-from conveyor_api.model import SECRET_RULES, ModelSource, ModelUri, Mounted, SecretRef, parse_model_uri
+from conveyor_api.model import SECRET_RULES, ModelSource, ModelUri, Mounted, SecretRef, VolumeModel, parse_model_uri
 from conveyor_api.pod import Pod
 
 MAX_ADAPTERS: Final = 16
@@ -18,7 +18,7 @@ MAX_ADAPTERS: Final = 16
 SEPARATOR: Final = ":"
 _NAME_PATTERN: Final = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 # Names of volumes, and paths, that pods with adapters use.
-_TAKEN_VOLUME: Final = f"^({names.ADAPTERS_VOLUME}|{names.ADAPTER_VOLUME}-[0-9]+)$"
+_TAKEN_VOLUME: Final = f"^({names.ADAPTERS_VOLUME}|{names.ADAPTER_VOLUME}-(list|[0-9]+))$"
 _TAKEN_PATH: Final = f"^{names.ADAPTERS_PATH}(/|$)"
 
 
@@ -50,7 +50,10 @@ class Adapter(ApiModel):
     @property
     def mount_path(self) -> str:
         """Return where the pods mount the claim or the image that contains the adapter."""
-        return f"{names.ADAPTERS_PATH}/{self.name}"
+        source = self.source
+        if isinstance(source, VolumeModel):  # a further adapter in the same claim needs no other mount
+            return f"{names.ADAPTERS_PATH}/claims/{source.claim_name}"
+        return f"{names.ADAPTERS_PATH}/images/{self.name}"
 
     @property
     def directory(self) -> str:

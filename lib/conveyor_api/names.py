@@ -56,6 +56,7 @@ PROMETHEUS_PATH: Final = "/metrics"
 DEMAND_PATH: Final = "/demand"
 ACTIVITY_PATH: Final = "/activity"
 START_PATH: Final = "/start"
+ADAPTERS_PAGE: Final = "/adapters"
 
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"
@@ -80,7 +81,9 @@ VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
 IMAGE_MODELS_PATH: Final = f"{MODELS_PATH}/oci"
 FETCHED_ADAPTERS_PATH: Final = f"{MODELS_PATH}/adapters"
 ADAPTER_FLAG: Final = "--adapter"  # of a fetch, followed by the adapter's name; the last two arguments
-ADAPTERS_PATH: Final = "/adapters"  # adapters in claims and images
+ADAPTERS_PATH: Final = "/adapters"  # adapters in claims and images, and the list of all adapters
+ADAPTER_LIST_KEY: Final = "adapters.yaml"
+ADAPTER_LIST_PATH: Final = f"{ADAPTERS_PATH}/list/{ADAPTER_LIST_KEY}"
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
@@ -92,6 +95,7 @@ CONFIG_VOLUME: Final = "config"
 MODEL_VOLUME: Final = "models"
 ADAPTERS_VOLUME: Final = "adapters"  # downloaded adapters, if the model's volume cannot contain them
 ADAPTER_VOLUME: Final = "adapter"  # followed by a number
+ADAPTER_LIST_VOLUME: Final = "adapter-list"
 SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
 FIXED_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME)
@@ -143,6 +147,11 @@ def public_service_name(service: str) -> str:
 def config_map_name(service: str, config_hash: str) -> str:
     """Return the name of the immutable ConfigMap with `engine.yaml`. `config_hash` has eight hexadecimal digits."""
     return f"{engine_name(service)}-{config_hash}"
+
+
+def adapter_list_name(service: str) -> str:
+    """Return the name of the ConfigMap with the list of LoRA adapters, which engines follow."""
+    return f"{engine_name(service)}-adapters"
 
 
 def model_claim_name(service: str) -> str:

@@ -193,6 +193,19 @@ class LastFailure(_StatusModel):
     """Time of the failure."""
 
 
+class AdapterStatus(_StatusModel):
+    """One adapter of `spec.adapters`."""
+
+    name: Word
+    """Name of the adapter."""
+    state: Literal["Loading", "Ready", "Failed"]
+    """Ready: all ready engines have it. Failed: at least one cannot load it, and tries again."""
+    replicas: Count = 0
+    """Engines that answer requests for it."""
+    message: Message | None = None
+    """Why an engine cannot load it."""
+
+
 class InferenceServiceStatus(_StatusModel):
     """The observed state. Only Conveyor writes it."""
 
@@ -227,6 +240,8 @@ class InferenceServiceStatus(_StatusModel):
     them again while this hash is the same."""
     model: ModelStatus | None = None
     """The served model."""
+    adapters: Annotated[list[AdapterStatus], Field(max_length=16), KeyedBy("name")] = Field(default_factory=list)
+    """The LoRA adapters."""
     autoscaling: AutoscalingStatus | None = None
     """The autoscaler's last decision."""
     last_start: LastStart | None = None

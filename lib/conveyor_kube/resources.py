@@ -60,6 +60,7 @@ class _ServiceStatus(TypedDict):
     desiredReplicas: NotRequired[Any]
     startingReplicas: NotRequired[Any]
     startingUntil: NotRequired[Any]
+    adapters: NotRequired[Any]
 
 
 class ServiceBody(TypedDict):

@@ -20,6 +20,8 @@ TokenCount = Annotated[int, Meta(ge=0, le=10**9)]
 class AdapterState(Struct, frozen=True):
     """What an engine has made of an adapter that may come and go."""
 
+    directory: Annotated[str, Meta(max_length=1024)]
+    """Where the adapter of the list is, which tells two adapters of one name apart."""
     state: Literal["Loading", "Ready", "Failed"]
     reason: Annotated[str, Meta(pattern="^[A-Za-z]{0,64}$")] = ""
     message: Annotated[str, Meta(max_length=1000)] = ""

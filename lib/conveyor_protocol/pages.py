@@ -91,6 +91,25 @@ class Activity(Struct, frozen=True):
     """Services that have engines and had no request at this gateway during their idle timeout."""
 
 
+class AdapterCounts(Struct, frozen=True):
+    """How many engines have loaded an adapter, cannot load it, and answer requests for its name."""
+
+    ready: Count = 0
+    failed: Count = 0
+    serving: Count = 0
+    message: Annotated[str, Meta(max_length=1000)] = ""
+    """Why one of the engines cannot load it."""
+
+
+class Adapters(Struct, frozen=True):
+    """`GET /adapters?service=<namespace>/<name>`: what the service's ready engines have made of its adapters.
+
+    By name, and then by directory: an engine may still have an adapter that an earlier spec had under this name.
+    """
+
+    adapters: dict[str, dict[str, AdapterCounts]]
+
+
 class Start(Struct, frozen=True):
     """`GET /start?service=<namespace>/<name>&pod=<uid>`: how the engine in that pod started."""
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import kopf
 
 from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.activity.adapter_states import AdapterStates, Counts
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.follower import ActivityFollower
 from conveyor_operator.activity.warm_ups import ReportWarmUp, WarmUps
@@ -61,6 +62,7 @@ class Operator:
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
         self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
+        self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
         self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service)
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.store.follow(INFERENCE_SERVICE, self._drop_series)
@@ -82,6 +84,9 @@ class Operator:
     def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
         self.warm_ups.request(service, pod, report)
 
+    def follow_adapters(self, service: str, *, is_pending: bool | None) -> Counts | None:
+        return self.adapter_states.follow(service, is_pending=is_pending)
+
     def find_name(self, service: str, name: str) -> NameAnswer:
         return self.served_names.follow(service, name)
 
@@ -100,6 +105,7 @@ class Operator:
     def _drop_series(self, key: Key, value: object) -> None:
         if value is None:
             self.metrics.services.drop(key.namespace, key.name)
+            self.adapter_states.drop(f"{key.namespace}/{key.name}")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set or a signal arrives. Raises if watching ends."""
@@ -181,7 +187,12 @@ class Operator:
         async with self._elected(stop) as leads:
             if not leads:
                 return
-            running = [self.activity.run(), self.warm_ups.run(), self.served_names.run(self._wait_for_services)]
+            running = [
+                self.activity.run(),
+                self.warm_ups.run(),
+                self.adapter_states.run(),
+                self.served_names.run(self._wait_for_services),
+            ]
             if self.settings.metrics_api:
                 running.append(self.keeper.run())
             try:

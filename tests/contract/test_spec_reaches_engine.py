@@ -128,7 +128,7 @@ def test_every_requested_setting_arrives(tmp_path: Path) -> None:
     assert config.task == "generate"
     assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
     assert config.sampling_defaults == "openai"
-    assert config.adapters == (("SQL_v1.2", "/models/adapters/hf/example/sql/v1"), ("chat", "/adapters/chat/chat"))
+    assert config.adapters_file == "/adapters/list/adapters.yaml"
     assert config.class_shares == ((100, 50),)
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert config.kv_cache_dtype == "fp8"
@@ -193,7 +193,7 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     assert not written & free
     # By num_kv_blocks, by the objectives of tokens, by a task that generates; the last one is written above 1.
     excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "tensor_parallel_size"}
-    assert settings - written - free == excluded | {"host", "tls_folder"}  # the pod's own
+    assert settings - written - free == excluded | {"host", "tls_folder", "adapters"}  # the pod's own, or by hand
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | excluded, "and has a name that people know"
 

@@ -43,6 +43,9 @@ class QuietSources:
     def serves(self, kind: ObjectKind) -> bool | None:
         return False
 
+    def follow_adapters(self, service: str, *, is_pending: bool | None) -> None:
+        return None
+
     def request_warm_up(self, service: str, pod: str, report: ReportWarmUp) -> None:
         pass
 
@@ -75,6 +78,13 @@ def build(**spec: Any) -> dict[tuple[str, str], Object]:
 def build_one(kind: str, **spec: Any) -> Object:
     (found,) = [child for (k, _), child in build(**spec).items() if k == kind]
     return found
+
+
+def build_file(name: str, **spec: Any) -> str:
+    """Return the file of this name in one of the ConfigMaps."""
+    maps = [child["data"] for (kind, _), child in build(**spec).items() if kind == "ConfigMap"]
+    (found,) = [files[name] for files in maps if name in files]
+    return str(found)
 
 
 def make_deployment(desired: int = 1, **changes: Any) -> DeploymentState:

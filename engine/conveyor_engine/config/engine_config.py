@@ -364,7 +364,8 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if config.model_class is not None and config.task != "custom":
         yield "model_class", "is for `task: custom` alone: set it, or leave this out"
     if (config.adapters or config.adapters_file) and config.tensor_parallel_size > 1:
-        yield "adapters", "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
+        name = "adapters" if config.adapters else "adapters_file"
+        yield name, "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"

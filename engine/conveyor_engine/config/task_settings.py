@@ -49,7 +49,8 @@ def _find_problems(config: EngineConfig, about: About) -> Iterator[str]:
             "set `objective_time_to_first_token_seconds` or `objective_inter_token_latency_seconds`"
         )
     if (config.adapters or config.adapters_file) and not allows.adapters:
-        yield f"{this}: remove `adapters`, which are for models that generate text"
+        name = "adapters" if config.adapters else "adapters_file"
+        yield f"{this}: remove `{name}`, because only models that generate text have adapters"
     if config.quantization is not None and not allows.rounds:
         yield f"{this}: remove `quantization`, which is for models that generate text"
     if config.padding == "real" and not allows.padding:

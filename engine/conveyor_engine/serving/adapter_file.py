@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where an adapter is, and where from it has to be downloaded. Empty: it is there already."""
 
-    directory: str
+    directory: Annotated[str, msgspec.Meta(max_length=1024)]
     uri: str = ""
 
 
@@ -115,7 +115,7 @@ class AdapterFile:
     def _begin(self, name: str, source: _Source) -> None:
         self._cancel(name)
         self._served.setdefault(name, ServedAdapter(0, source.directory))
-        self._states[name] = AdapterState("Loading", serves=self._served[name].number > 0)
+        self._states[name] = AdapterState(source.directory, "Loading", serves=self._served[name].number > 0)
         self._tasks[name] = asyncio.create_task(self._bring(name, source))
 
     def _remove(self, name: str) -> None:
@@ -152,7 +152,8 @@ class AdapterFile:
                 await asyncio.shield(load)
             except ModelError as error:
                 serves = self._served[name].number > 0
-                self._states[name] = AdapterState("Failed", error.reason, str(error)[:_MESSAGE_CHARACTERS], serves)
+                message = str(error)[:_MESSAGE_CHARACTERS]
+                self._states[name] = AdapterState(source.directory, "Failed", error.reason, message, serves)
                 _log.warning("event=adapter_failed adapter=%s reason=%s message=%s", name, error.reason, error)
                 await asyncio.sleep(wait_seconds)
             else:
@@ -166,7 +167,7 @@ class AdapterFile:
             self._retire(number)
             return
         old, self._served[name] = self._served[name].number, ServedAdapter(number, source.directory)
-        self._states[name] = AdapterState("Ready", serves=True)
+        self._states[name] = AdapterState(source.directory, "Ready", serves=True)
         self._retire(old)
         _log.info("event=adapter_loaded adapter=%s number=%d directory=%s", name, number, quote(source.directory))
 

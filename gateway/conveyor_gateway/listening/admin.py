@@ -1,4 +1,4 @@
-"""Serves the admin port: probes, metrics, demand, activity and starts. `listener` calls `AdminApp.handle`."""
+"""Serves the admin port: probes, metrics, demand, activity, starts and adapters. `listener` calls `AdminApp.handle`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -6,6 +6,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.names import (
     ACTIVITY_PATH,
+    ADAPTERS_PAGE,
     DEMAND_PATH,
     GATEWAY_HEALTH_PATH,
     PROMETHEUS_PATH,
@@ -17,6 +18,7 @@ from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.engines.tls import EngineTls
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.pages.activity import read_activity
+from conveyor_gateway.pages.adapters import read_adapters
 from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
@@ -48,6 +50,7 @@ class AdminApp:
             DEMAND_PATH: self._send_demand,
             ACTIVITY_PATH: self._send_activity,
             START_PATH: self._send_start,
+            ADAPTERS_PAGE: self._send_adapters,
             PROMETHEUS_PATH: self._send_metrics,
             GATEWAY_HEALTH_PATH: self._send_probe,
             READINESS_PATH: self._send_probe,
@@ -82,6 +85,12 @@ class AdminApp:
         return build_json(
             await read_start(self._catalog, self._ledger, service, pod, self._tls), find_request_id(request)
         )
+
+    async def _send_adapters(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        service = request.query.get("service", "")
+        page = await read_adapters(self._catalog, self._ledger, service, self._tls)
+        return build_json(page, find_request_id(request))
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

@@ -54,6 +54,7 @@ class Service:
     refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
     start_failure: str = ""  # why no engine can start until somebody acts
     adapters: tuple[str, ...] = ()  # names of LoRA adapters
+    coming_adapters: frozenset[str] = frozenset()  # those that engines have, or load while they run
     is_rolling_out: bool = False  # engines of the current spec are still to come
     desired_replicas: int | None = None  # None: not known yet
     starting_replicas: int = 0  # pods that are not ready and do not fail
@@ -114,6 +115,9 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         refuses_priority=spec.runtime == "Conveyor" and not spec.queue.classes,
         start_failure=_find_start_failure(resource),
         adapters=tuple(adapter.name for adapter in spec.adapters),
+        coming_adapters=frozenset(
+            each.name for each in resource.status.adapters if each.state != "Failed" or each.replicas
+        ),
         is_rolling_out=_find_rollout(resource),
         desired_replicas=resource.status.desired_replicas,
         starting_replicas=resource.status.starting_replicas or 0,
@@ -195,11 +199,15 @@ class Directory:
         return NamedModel(service, adapter) if service is not None and adapter in service.adapters else None
 
     def is_coming(self, key: str, model: str) -> bool:
-        """Return whether a rollout of the service `key` brings engines that serve the model of this name."""
+        """Return whether engines of the service `key` will serve the model of this name, or others do already.
+
+        Either a rollout brings such engines, or they load an adapter while they run.
+        """
         service = self.services.get(key)
-        if service is None or not service.is_rolling_out:
+        if service is None:
             return False
-        return any(model == join_names(service.model_name, adapter) for adapter in ("", *service.adapters))
+        brought = ("", *service.adapters) if service.is_rolling_out else service.coming_adapters
+        return any(model == join_names(service.model_name, adapter) for adapter in brought)
 
     def _orders(self, service: Service) -> list[list[str]]:
         return [self._keys, self._listed] if service.listed else [self._keys]

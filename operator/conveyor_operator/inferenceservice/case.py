@@ -9,6 +9,7 @@ from datetime import datetime
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
+from conveyor_operator.activity.adapter_states import Counts
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.differences import AUTOSCALERS, find_differences, find_kedas_autoscaler
@@ -39,6 +40,8 @@ class Snapshot:
     """None if it is not known yet, or if the service does not use KEDA."""
     find_name: Callable[[], NameAnswer]
     """Called when the status is written. By then, a new service's name is usually claimed."""
+    adapters: Counts | None = None
+    """What engines have made of the adapters; None if it is not known."""
 
 
 class ServiceCase:
@@ -144,5 +147,6 @@ class ServiceCase:
             starts.last if starts else None,
             self._desired.starting_replicas,
             self._desired.starting_until,
+            self._snapshot.adapters,
         )
         return build_status(self._service, situation, written, self._previous, now)

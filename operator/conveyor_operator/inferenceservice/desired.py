@@ -17,6 +17,7 @@ from conveyor_operator.inferenceservice.check import judge_check
 from conveyor_operator.inferenceservice.gap import find_gap_end
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.manifests.adapters import build_adapter_list
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
 from conveyor_operator.inferenceservice.manifests.check import build_check
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
@@ -129,6 +130,8 @@ def build_desired(
         deployment,
         build_disruption_budget(owner),
     ]
+    if spec.adapters:
+        children.append(build_adapter_list(owner, spec))
     if check_job is not None:
         children.append(check_job)
     if settings.network_policies:

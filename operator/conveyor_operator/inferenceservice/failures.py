@@ -100,7 +100,7 @@ def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:
         adapters = [adapter for adapter in pod.mounted_adapters if adapter.claim == claim[1]]
         is_models = not adapters or any(adapter.volume == MODEL_VOLUME for adapter in adapters)
         fields = ["model.uri or model.cache.claimName"] if is_models else []
-        fields += [f"the uri of adapter {adapter.name}" for adapter in adapters]
+        fields += ["the uri of the adapters in it"] if adapters else []
         return Reason.CLAIM_NOT_FOUND, (
             f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; create it, or correct "
             f"{' or '.join(fields)}"

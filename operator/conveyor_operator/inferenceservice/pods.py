@@ -19,6 +19,7 @@ Object = Mapping[str, Any]
 _TASK = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 _FORMAT = re.compile(r"[A-Za-z0-9 ._:-]{1,63}", re.ASCII)
 _TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may support further tasks
+_OF_ADAPTERS = re.compile(rf"{names.ADAPTERS_PATH}/(?:claims/[^/]+|images/(?P<adapter>[^/]+))")
 _NO_NODE = ("Unschedulable", "SchedulingGated")  # the second has no transition time
 
 
@@ -53,7 +54,7 @@ class ContainerState:
 
 @dataclass(frozen=True, slots=True)
 class MountedAdapter:
-    """An adapter in a claim or an image."""
+    """A claim or an image that contains adapters. name: the adapter in an image; "" for those in a claim."""
 
     name: str
     volume: str
@@ -158,7 +159,7 @@ def observe_pod(body: Object) -> PodState:
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         template_label=str(labels.get(TEMPLATE_LABEL, "")),
         model_image=_find_model_image(spec),
-        mounted_adapters=tuple(_find_mounted(spec, adapters)),
+        mounted_adapters=tuple(_find_mounted(spec)),
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,
         prewarms=prewarms,
@@ -190,16 +191,15 @@ def _find_adapters(spec: Object) -> dict[str, str]:
     return {name: str(each[-1]) for name, each in commands.items() if len(each) > 1 and each[-2] == names.ADAPTER_FLAG}
 
 
-def _find_mounted(spec: Object, adapters: Mapping[str, str]) -> Iterator[MountedAdapter]:
+def _find_mounted(spec: Object) -> Iterator[MountedAdapter]:
     volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
-    for container in spec.get("initContainers") or ():
-        name = adapters.get(container["name"])
+    for container in spec.get("containers") or ():
         for mount in container.get("volumeMounts") or ():
-            if name is not None and mount["mountPath"] == f"{names.ADAPTERS_PATH}/{name}":
+            if match := _OF_ADAPTERS.fullmatch(str(mount["mountPath"])):
                 volume = volumes.get(mount["name"]) or {}
                 claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
                 image = (volume.get("image") or {}).get("reference", "")
-                yield MountedAdapter(name, str(mount["name"]), str(claim), str(image))
+                yield MountedAdapter(match["adapter"] or "", str(mount["name"]), str(claim), str(image))
 
 
 def _observe_container(body: Object, initial: bool, adapters: Mapping[str, str]) -> ContainerState:

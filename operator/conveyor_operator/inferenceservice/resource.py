@@ -12,6 +12,7 @@ from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import InferenceServiceStatus
+from conveyor_operator.activity.adapter_states import Counts
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.warm_ups import ReportWarmUp
 from conveyor_operator.inferenceservice import events
@@ -56,6 +57,13 @@ class Sources(Protocol):
         """Request the warm-up time of the engine in the pod with this uid."""
         ...
 
+    def follow_adapters(self, service: str, *, is_pending: bool | None) -> Counts | None:
+        """Return what engines have made of the service's adapters; None if it is not known.
+
+        is_pending: whether not all of them are loaded; None: the service has none.
+        """
+        ...
+
     def find_name(self, service: str, name: str) -> NameAnswer:
         """Return the state of the claim of the service's name."""
         ...
@@ -98,7 +106,10 @@ class InferenceServices:
         find_name = partial(sources.find_name, service.key, service.served_model_name)
         autoscaling = service.spec.autoscaling
         serves_keda = sources.serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
-        snapshot = Snapshot(sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, find_name)
+        adapters = self._find_adapters(service)
+        snapshot = Snapshot(
+            sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, find_name, adapters
+        )
         now = datetime.now(UTC)
 
         def desire(observed: Observed, former_template: Object | None) -> Desired:
@@ -107,6 +118,14 @@ class InferenceServices:
 
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desire, observed, memory, snapshot, url, previous)
+
+    def _find_adapters(self, service: InferenceService) -> Counts | None:
+        if not service.spec.adapters:
+            return self._sources.follow_adapters(service.key, is_pending=None)
+        ready = [each.name for each in service.status.adapters if each.state == "Ready"]
+        changed = service.status.observed_generation != service.metadata.generation
+        is_pending = changed or {*ready} != {each.name for each in service.spec.adapters}
+        return self._sources.follow_adapters(service.key, is_pending=is_pending)
 
     def _see_starts(self, service: InferenceService, memory: ServiceMemory, pods: Sequence[PodState]) -> PodStarts:
         starts = memory.pod_starts

@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
+from conveyor_api.adapters import Adapter
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import (
+    AdapterStatus,
     Condition,
     EffectiveStatus,
     InferenceServiceStatus,
@@ -20,6 +22,7 @@ from conveyor_api.status import (
     ModelStatus,
 )
 from conveyor_api.text import clip
+from conveyor_operator.activity.adapter_states import Counts
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.derived import describe_derived
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
@@ -28,6 +31,8 @@ from conveyor_operator.inferenceservice.scaling import build_scaling_status, kee
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.starting import describe_places
 from conveyor_operator.inferenceservice.starts import PodStart
+from conveyor_operator.inferenceservice.wording import to_field_names
+from conveyor_protocol.pages import AdapterCounts
 
 Object = Mapping[str, Any]
 
@@ -42,6 +47,7 @@ class Written:
     last_start: PodStart | None = None
     starting_replicas: int = 0
     starting_until: datetime | None = None
+    adapters: Counts | None = None
 
 
 def build_status(
@@ -66,6 +72,7 @@ def build_status(
         tried_template=situation.ready_template or None,
         children_hash=written.children_hash or None,
         model=model,
+        adapters=_build_adapters(service, written.adapters or {}, deployment.ready_replicas),
         autoscaling=build_scaling_status(
             situation.spec,
             situation.observed,
@@ -85,6 +92,22 @@ def build_status(
         now,
     )
     return result | {"lastFailure": failure} if failure else result
+
+
+def _build_adapters(service: InferenceService, counts: Counts, ready_replicas: int) -> list[AdapterStatus]:
+    return [_build_adapter(each, counts.get(each.name, {}), ready_replicas) for each in service.spec.adapters]
+
+
+def _build_adapter(adapter: Adapter, counts: Mapping[str, AdapterCounts], ready_replicas: int) -> AdapterStatus:
+    """Return the state of an adapter. counts: by directory, also of adapters that had its name before."""
+    own = counts.get(adapter.directory, AdapterCounts())
+    is_ready = own.ready >= ready_replicas > 0
+    return AdapterStatus(
+        name=adapter.name,
+        state="Failed" if own.failed else "Ready" if is_ready else "Loading",
+        replicas=sum(each.serving for each in counts.values()),
+        message=clip(to_field_names(own.message)) if own.failed else None,
+    )
 
 
 def _find_lapse(written: Written) -> str | None:

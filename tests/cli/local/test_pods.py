@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.cli.local.running import build_service
 
 from conveyor_api.resource import InferenceService
@@ -53,12 +54,13 @@ def flags_of(program: ChildProgram) -> dict[str, str]:
 
 def test_a_claim_is_its_folder_and_a_download_is_in_the_cache(places: Places) -> None:
     adapters = [{"name": "sql", "uri": "hf://example/sql"}, {"name": "fr", "uri": "pvc://models/fr"}]
-    fetch, french, sql, engine = plan(build_service(adapters=adapters), places)
+    fetch, engine = plan(build_service(adapters=adapters), places)
     volume = places.volumes["models"]
     assert flags_of(fetch)["target"] == flags_of(engine)["model"] == str(volume / "chat")
-    assert flags_of(french)["target"] == str(volume / "fr")
-    assert flags_of(sql)["target"].startswith(f"{places.models}/adapters/")
-    assert flags_of(engine)["adapters"] == f"sql={flags_of(sql)['target']},fr={volume / 'fr'}"
+    assert yaml.safe_load(Path(flags_of(engine)["adapters-file"]).read_text()) == {
+        "fr": {"uri": "pvc://models/fr", "directory": str(volume / "fr")},
+        "sql": {"uri": "hf://example/sql", "directory": f"{places.models}/adapters/hf/example/sql/main"},
+    }
 
 
 def test_two_services_of_one_model_share_its_folder(places: Places) -> None:

@@ -95,6 +95,7 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
     full["metadata"]["generation"] = 3
     status = {"desiredReplicas": 0, "startingReplicas": 1, "startingUntil": CREATED}
     status |= {"observedGeneration": 3, "conditions": [starting, failing]}
+    status |= {"adapters": [{"name": "sql", "state": "Ready", "replicas": 1}]}
     full["status"] = {**full.get("status", {}), **status}
     bare["metadata"] |= {"namespace": "other"}
     bare["status"] = {"observedGeneration": 0}
@@ -142,6 +143,21 @@ def test_a_rollout_brings_the_models_of_the_spec(observed: int, progressing: str
     named = {model: directory.is_coming("default/qwen", model) for model in ("qwen", "qwen:sql", "qwen:x", "sql", "")}
     assert named == {"qwen": coming, "qwen:sql": coming, "qwen:x": False, "sql": False, "": False}
     assert not directory.is_coming("default/other", "qwen")
+
+
+@pytest.mark.parametrize(
+    ("state", "replicas", "coming"),
+    [("Loading", 0, True), ("Ready", 2, True), ("Failed", 1, True), ("Failed", 0, False)],
+)
+def test_engines_bring_an_adapter_without_a_rollout(state: str, replicas: int, coming: bool) -> None:
+    body = make_service("qwen", "default", adapters=[{"name": "sql", "uri": "hf://org/sql"}])
+    body["metadata"]["generation"] = 2
+    sql = {"name": "sql", "state": state, "replicas": replicas}
+    body["status"] = {"observedGeneration": 2, "conditions": [], "adapters": [sql]}
+    directory = Directory()
+    directory.put(parse_service(body))
+    assert directory.is_coming("default/qwen", "qwen:sql") == coming
+    assert not directory.is_coming("default/qwen", "qwen")
 
 
 def test_a_service_carries_what_the_queue_needs() -> None:

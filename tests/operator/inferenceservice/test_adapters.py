@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.builders import build, build_one, desire, ended, make_pod
+from tests.operator.builders import build, build_file, build_one, desire, ended, make_pod
 from tests.operator.inferenceservice.test_image_volume import forbid_what_is_not_restricted
-from tests.operator.kubelet import Json, Kubelet, cannot_start, fetch_failed, ready
+from tests.operator.kubelet import Json, Kubelet, cannot_start, ready
 from tests.operator.stage import Stage, wait_until
 
+from conveyor_operator.activity.adapter_states import AdapterStates
 from conveyor_operator.inferenceservice.conditions import _has_fetched
 from conveyor_operator.inferenceservice.failures import find_failure
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
 from conveyor_operator.inferenceservice.starts import PodStarts
+from conveyor_protocol.pages import AdapterCounts
 
 HUB, CLAIM = {"uri": "hf://example/model"}, {"uri": "pvc://models/demo"}
 SQL = {"name": "sql", "uri": "hf://example/sql@v1", "secretRef": {"name": "hub"}}
@@ -39,25 +41,39 @@ def find_mounts(container: Json) -> dict[str, tuple[str, bool]]:
     return {path: mount for path, mount in mounts.items() if path.startswith(("/models", "/adapters"))}
 
 
-def config(*adapters: Json, **spec: Any) -> Any:
-    return yaml.safe_load(build_one("ConfigMap", adapters=list(adapters), **spec)["data"]["engine.yaml"])
+def listed(*adapters: Json, **spec: Any) -> Any:
+    return yaml.safe_load(build_file("adapters.yaml", adapters=list(adapters), **spec))
 
 
-def test_the_engine_gets_the_folder_of_each_adapter_in_one_order() -> None:
-    assert config(SQL, CHAT, OTHER, IMAGE)["adapters"] == {
-        "Chat_1.0": "/adapters/Chat_1.0/adapters/chat",
-        "other": "/adapters/other/other",
-        "sql": "/models/adapters/hf/example/sql/v1",
-        "z": "/adapters/z/lora",
+def template_of(*adapters: Json) -> str:
+    return desire(adapters=list(adapters)).template_hash
+
+
+def test_the_engine_follows_a_list_with_the_folder_of_each_adapter() -> None:
+    assert listed(SQL, CHAT, OTHER, IMAGE) == {
+        "Chat_1.0": {"uri": CHAT["uri"], "directory": "/adapters/claims/models/adapters/chat"},
+        "other": {"uri": OTHER["uri"], "directory": "/adapters/claims/team/other"},
+        "sql": {"directory": "/models/adapters/hf/example/sql/v1"},
+        "z": {"uri": IMAGE["uri"], "directory": "/adapters/images/z/lora"},
     }
-    assert "adapters" not in config()
-    assert desire(adapters=[SQL, CHAT]).template_hash == desire(adapters=[CHAT, SQL]).template_hash
-    changed = {**SQL, "uri": "hf://example/sql@v2"}
-    assert len({desire(adapters=each).template_hash for each in ([], [SQL], [changed], [SQL, CHAT])}) == 4
+    config = yaml.safe_load(build_file("engine.yaml", adapters=[SQL]))
+    assert config["adapters_file"] == "/adapters/list/adapters.yaml"
+    assert "adapters_file" not in yaml.safe_load(build_file("engine.yaml"))
 
 
-def test_each_adapter_is_fetched_with_the_credentials_of_its_own() -> None:
-    model, sql = pods({**SQL, "secretRef": {"name": "theirs"}}, model=HUB | {"secretRef": {"name": "hub"}})[
+def test_the_list_changes_no_pods_unless_they_need_something_else() -> None:
+    hub, more = {"name": "a", "uri": "hf://example/a"}, {"name": "more", "uri": "pvc://team/more"}
+    assert template_of(hub) == template_of(hub | {"uri": "s3://bucket/a"}) == template_of(hub, hub | {"name": "b"})
+    assert template_of(OTHER, hub) == template_of(hub, OTHER, more) == template_of(more)
+    first = {"name": "Aa", "uri": "pvc://team/first"}
+    assert template_of(CHAT, OTHER) == template_of(CHAT, OTHER, first), "the names have no effect on the volumes"
+    needs = [(), (hub,), (OTHER,), (CHAT,), (OTHER, CHAT), (IMAGE,), (SQL,), (SQL | {"uri": "hf://example/sql@v2"},)]
+    assert len({template_of(*each) for each in needs}) == len(needs)
+
+
+def test_an_adapter_with_a_secret_is_fetched_with_it_before_the_engine_starts() -> None:
+    more = {"name": "more", "uri": "hf://example/more"}
+    model, sql = pods(more, {**SQL, "secretRef": {"name": "theirs"}}, model=HUB | {"secretRef": {"name": "hub"}})[
         "initContainers"
     ]
     assert (model["name"], sql["name"]) == ("fetch", "fetch-adapter-0")
@@ -73,12 +89,21 @@ def test_each_adapter_is_fetched_with_the_credentials_of_its_own() -> None:
     assert {key for key in sql if sql[key] != model[key]} == {"name", "command", "env"}
 
 
+LIST = {"/adapters/list": ("adapter-list", True)}
+
+
 def test_downloads_share_the_model_s_volume_and_its_cache() -> None:
     for cache in ({}, {"cache": CACHE}):
         template = pods(SQL, model=HUB | cache)
-        assert list(find_volumes(template)) == ["models"]
+        assert list(find_volumes(template)) == ["models", "adapter-list"]
         assert find_mounts(template["initContainers"][1]) == {"/models": ("models", False)}
-        assert find_mounts(template["containers"][0]) == {"/models": ("models", True)}
+        assert find_mounts(template["containers"][0]) == {
+            "/models": ("models", True),
+            "/models/adapters": ("models", False),
+            **LIST,
+        }
+        (own,) = [m for m in template["containers"][0]["volumeMounts"] if m["mountPath"] == "/models/adapters"]
+        assert own["subPath"] == "adapters", "the engine cannot write the model"
 
 
 def test_beside_a_mounted_model_downloads_have_a_volume_of_their_own() -> None:
@@ -88,34 +113,32 @@ def test_beside_a_mounted_model_downloads_have_a_volume_of_their_own() -> None:
     assert [find_mounts(fetch) for fetch in fetches] == [{"/models/adapters": ("adapters", False)}] * 2
     assert find_mounts(template["containers"][0]) == {
         "/models/pvc": ("models", True),
-        "/models/adapters": ("adapters", True),
+        "/models/adapters": ("adapters", False),
+        **LIST,
     }
     assert "fsGroup" not in template["securityContext"], "the model's claim has the groups that it has"
 
 
 @pytest.mark.parametrize("model", [CLAIM, HUB | {"cache": CACHE}])
-def test_a_claim_is_one_volume_however_many_adapters_it_has(model: Json) -> None:
-    more = {"name": "more", "uri": "pvc://team/more"}
-    template = pods(CHAT, OTHER, more, IMAGE, model=model)
+def test_a_claim_is_one_volume_and_one_mount_however_many_adapters_it_has(model: Json) -> None:
+    template = pods(CHAT, OTHER, {"name": "more", "uri": "pvc://team/more"}, IMAGE, model=model)
     volumes = find_volumes(template)
-    assert list(volumes) == ["models", "adapter-0", "adapter-1"]
-    assert volumes["adapter-0"]["persistentVolumeClaim"] == {"claimName": "team", "readOnly": True}
-    assert volumes["adapter-1"]["image"] == {"reference": "registry.example/z:1", "pullPolicy": "IfNotPresent"}
-    _, *fetches = template["initContainers"]
+    (team,) = [name for name, each in volumes.items() if "team" in str(each)]
+    (image,) = [name for name, each in volumes.items() if "image" in each]
+    assert volumes[team]["persistentVolumeClaim"] == {"claimName": "team", "readOnly": True}
+    assert volumes[image]["image"] == {"reference": "registry.example/z:1", "pullPolicy": "IfNotPresent"}
+    assert [each["name"] for each in template["initContainers"]] == ["fetch"]
     mounts = {
-        "/adapters/Chat_1.0": ("models", True),
-        "/adapters/more": ("adapter-0", True),
-        "/adapters/other": ("adapter-0", True),
-        "/adapters/z": ("adapter-1", True),
+        "/adapters/claims/models": ("models", True),
+        "/adapters/claims/team": (team, True),
+        "/adapters/images/z": (image, True),
     }
-    assert [find_mounts(fetch) for fetch in fetches] == [{path: mount} for path, mount in mounts.items()]
-    engine = find_mounts(template["containers"][0])
-    assert mounts.items() < engine.items()
+    assert mounts.items() < find_mounts(template["containers"][0]).items()
 
 
-def test_a_job_fetches_the_adapters_before_the_model() -> None:
+def test_a_job_fetches_adapters_with_secrets_before_the_model() -> None:
     model = HUB | {"cache": CACHE | {"prewarm": True}}
-    more = {"name": "more", "uri": "hf://example/more"}
+    more = {"name": "more", "uri": "hf://example/more", "secretRef": {"name": "hub"}}
     job = build_one("Job", model=model, adapters=[SQL, more], resources={"limits": {"memory": "16Gi"}})
     spec, engines = job["spec"]["template"]["spec"], pods(SQL, more, model=model)
     assert [each["name"] for each in spec["initContainers"]] == ["fetch-adapter-0", "fetch-adapter-1"]
@@ -157,15 +180,15 @@ def explain(pod: PodState) -> str:
 
 def test_a_container_that_fails_is_reported_with_its_adapter() -> None:
     waiting = {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hub" not found'}
-    title = "container fetch-adapter-1 of adapter sql"
-    assert explain(observe("fetch-adapter-1", CHAT, SQL, **waiting)) == (
+    title = "container fetch-adapter-0 of adapter sql"
+    assert explain(observe("fetch-adapter-0", CHAT, SQL, **waiting)) == (
         f'{title} cannot start: secret "hub" not found in namespace team-a'
     )
     assert explain(observe("fetch", CHAT, SQL, **waiting)).startswith("container fetch cannot start")
     crash = {"ended": True, "exit_code": 3, "ended_message": "boom"}
-    assert explain(observe("fetch-adapter-1", CHAT, SQL, **crash)) == f"{title} ended with exit code 3: boom"
+    assert explain(observe("fetch-adapter-0", CHAT, SQL, **crash)) == f"{title} ended with exit code 3: boom"
     killed = {"ended": True, "exit_code": 137, "ended_reason": "OOMKilled"}
-    assert explain(observe("fetch-adapter-1", CHAT, SQL, **killed)).startswith(f"{title} used more than its memory")
+    assert explain(observe("fetch-adapter-0", CHAT, SQL, **killed)).startswith(f"{title} used more than its memory")
 
 
 def test_a_claim_that_is_missing_is_reported_with_its_adapters() -> None:
@@ -174,12 +197,11 @@ def test_a_claim_that_is_missing_is_reported_with_its_adapters() -> None:
         return explain(replace(observe("fetch", *adapters, model=model), unschedulable=sentence))
 
     missing = "namespace team-a has no PersistentVolumeClaim"
-    more = {"name": "more", "uri": "pvc://team/more"}
-    assert message_of(OTHER, more, model=CLAIM, claim="team") == (
-        f"{missing} team; create it, or correct the uri of adapter more or the uri of adapter other"
+    assert message_of(OTHER, model=CLAIM, claim="team") == (
+        f"{missing} team; create it, or correct the uri of the adapters in it"
     )
     assert message_of(CHAT, model=CLAIM, claim="models") == (
-        f"{missing} models; create it, or correct model.uri or model.cache.claimName or the uri of adapter Chat_1.0"
+        f"{missing} models; create it, or correct model.uri or model.cache.claimName or the uri of the adapters in it"
     )
     assert message_of(OTHER, model=CLAIM, claim="models").endswith("or correct model.uri or model.cache.claimName")
 
@@ -189,10 +211,10 @@ def test_an_image_that_cannot_be_pulled_is_reported_with_its_adapter() -> None:
     pod = observe("fetch", IMAGE, waiting_reason="ErrImagePull", waiting_message=cause)
     assert explain(pod) == f"image registry.example/z:1 of adapter z cannot be pulled: {cause}"
     message = 'failed to generate spec: failed to mkdir "": mkdir : no such file or directory'
-    pod = observe("fetch-adapter-0", IMAGE, waiting_reason="CreateContainerError", waiting_message=message)
+    pod = observe("fetch", IMAGE, waiting_reason="CreateContainerError", waiting_message=message)
     assert explain(pod) == (
-        "container fetch-adapter-0 of adapter z cannot start: adapters: oci:// needs image volumes, which the node's "
-        "runtime lacks (containerd 2.1 has them)"
+        "container fetch cannot start: adapters: oci:// needs image volumes, which the node's runtime lacks "
+        "(containerd 2.1 has them)"
     )
 
 
@@ -208,34 +230,52 @@ def test_a_pod_has_fetched_when_the_last_adapter_is_there() -> None:
     assert (starts.last.seconds["model"], starts.last.seconds["load"]) == (40, 10)
 
 
-def test_pods_with_adapters_are_accepted_and_replaced_when_the_list_changes(stage: Stage) -> None:
-    space = stage.space
+FR = {"name": "fr", "uri": "hf://example/fr"}
+
+
+def test_the_list_of_running_engines_changes_with_no_pod_replaced(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, counts = stage.space, dict[str, dict[str, AdapterCounts]]()
     forbid_what_is_not_restricted(space)
-    failing = {"fails": True}
+    monkeypatch.setattr(AdapterStates, "_read", lambda *_: answer(counts))
 
-    def decide(pod: Json) -> Json:
-        if failing["fails"]:
-            failed = fetch_failed(pod, "ModelDownloadFailed", "adapter sql: example/sql does not exist")
-            return failed | {
-                "initContainerStatuses": [{**failed["initContainerStatuses"][0], "name": "fetch-adapter-3"}]
-            }
-        return ready(pod)
+    def states() -> dict[str, tuple[str, int]]:
+        adapters = space.need("InferenceService", "qwen")["status"].get("adapters", [])
+        return {each["name"]: (each["state"], each.get("replicas", 0)) for each in adapters}
 
-    with stage.operator(), Kubelet(space, decide):
-        space.make_service(adapters=[SQL, CHAT, OTHER, IMAGE])
-        condition = space.wait_condition("qwen", "Ready", "False", "ModelDownloadFailed")
-        assert "adapter sql: example/sql does not exist" in condition["message"]
-        failing["fails"] = False
+    with stage.operator(), Kubelet(space, ready):
+        space.make_service(adapters=[FR, OTHER, IMAGE])
         space.wait_condition("qwen", "Ready", "True", "Ready")
+        wait_until("loading", lambda: states() == dict.fromkeys(("fr", "other", "z"), ("Loading", 0)))
         (before,) = space.list("Pod")
-        assert [each["name"] for each in before["spec"]["initContainers"]] == [
-            "fetch",
-            *(f"fetch-adapter-{number}" for number in range(4)),
-        ]
-        space.edit("qwen", adapters=[SQL])
+        old = AdapterCounts(ready=1, serving=1)
+        counts.update(fr={"/models/adapters/hf/example/fr/main": old}, z={"/adapters/images/z/lora": old})
+        counts["other"] = {"/adapters/claims/team/other": AdapterCounts(failed=1, message="`dtype` is wrong")}
+        found = {"fr": ("Ready", 1), "other": ("Failed", 0), "z": ("Ready", 1)}
+        wait_until("loaded", lambda: states() == found)
+        assert space.need("InferenceService", "qwen")["status"]["adapters"][1]["message"] == "engine.dtype is wrong"
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+
+        space.edit("qwen", adapters=[FR | {"uri": "hf://example/fr@v2"}, IMAGE, OTHER | {"uri": "pvc://team/new"}])
+        wait_until("the old one still answers", lambda: states()["fr"] == ("Loading", 1))
+        files = space.need("ConfigMap", "qwen-engine-adapters")["data"]
+        assert yaml.safe_load(files["adapters.yaml"])["fr"] == {
+            "uri": "hf://example/fr@v2",
+            "directory": "/models/adapters/hf/example/fr/v2",
+        }
+        counts["fr"] = {"/models/adapters/hf/example/fr/v2": old}
+        wait_until("replaced", lambda: states()["fr"] == ("Ready", 1))
+        assert [pod["metadata"]["uid"] for pod in space.list("Pod")] == [before["metadata"]["uid"]]
+
+        space.edit("qwen", adapters=[FR, SQL])
         wait_until("another pod", lambda: [p for p in space.list("Pod") if len(p["spec"]["initContainers"]) == 2])
         wait_until("only that pod", lambda: len(space.list("Pod")) == 1)
         space.wait_condition("qwen", "Ready", "True", "Ready")
+
+
+async def answer(counts: dict[str, dict[str, AdapterCounts]]) -> dict[str, dict[str, AdapterCounts]]:
+    return {name: dict(each) for name, each in counts.items()}
 
 
 def test_a_secret_that_is_missing_is_a_condition_with_the_adapter_s_name(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.api.builders import build_full_body
-from tests.operator.builders import build_one
+from tests.operator.builders import build_file, build_one
 
 from conveyor_api.spec import InferenceServiceSpec
 from e2e.cluster.paths import REPOSITORY
@@ -35,8 +35,7 @@ SPECS: dict[str, dict[str, Any]] = {
 def render(spec: dict[str, Any]) -> str:
     """Return the pod template, and the file that it mounts."""
     template = build_one("Deployment", **spec)["spec"]["template"]
-    engine_yaml: str = build_one("ConfigMap", **spec)["data"]["engine.yaml"]
-    return f"{yaml.safe_dump(template)}---\n{engine_yaml}"
+    return f"{yaml.safe_dump(template)}---\n{build_file('engine.yaml', **spec)}"
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -70,14 +69,17 @@ CHANGES: dict[str, Any] = {
 
 def test_the_page_says_which_changes_replace_pods() -> None:
     page = (REPOSITORY / "docs" / "operations.md").read_text()
-    table = page.partition("| a change to | replaces pods |\n")[2].splitlines()[1:4]
-    yes, _, no = ({name.partition(".")[0].partition("[")[0] for name in re.findall(r"`([^`]+)`", row)} for row in table)
-    assert [row.rpartition("| ")[2] for row in (table[0], table[2])] == ["yes |", "no |"]
+    table = page.partition("| a change to | replaces pods |\n")[2].splitlines()[1:5]
+    yes, _, some, no = (
+        {name.partition(".")[0].partition("[")[0] for name in re.findall(r"`([^`]+)`", row)} for row in table
+    )
+    assert [row.rpartition("| ")[2] for row in (table[0], table[3])] == ["yes |", "no |"]
+    assert some == {"adapters"}
     parts = {"cache", "level", "maxShare"}  # of a field that is named in the same row
     fields = {field.alias for field in InferenceServiceSpec.model_fields.values()} - {"profile"}
-    assert (yes | no) - parts == CHANGES.keys() == fields
+    assert (yes | some | no) - parts == CHANGES.keys() == fields
     replacing = {name for name, change in CHANGES.items() if render(PLAIN | {name: change}) != render(PLAIN)}
-    assert replacing == yes - parts - {"queue"}
+    assert replacing == (yes | some) - parts - {"queue"}
     share = {"name": "chat", "level": 1, "maxShare": 50}
     queues = [{"classes": [share]}, {"classes": [share | {"level": 2}]}]
     assert len({render(PLAIN), *(render(PLAIN | {"queue": queue}) for queue in queues)}) == 3

@@ -70,7 +70,7 @@ class ServedModel:
             if self.adapters[own].number:
                 return own
             message = f"the adapter {own!r} is not loaded here; GET /load says why"
-            raise UnknownModel(message, param="model", model=name)
+            raise UnknownModel(message, param="model", model=self.full_name(own))
         names = self.names
         known = f"{self.name!r} is"
         if len(names) > 1:

@@ -16,7 +16,6 @@ from conveyor_api.engine import ReasoningParser, ToolParser
 from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.workload import Workload
-from conveyor_operator.inferenceservice.manifests.adapters import sort_adapters
 from conveyor_operator.inferenceservice.manifests.vllm import build_vllm_config
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -25,7 +24,7 @@ _HASH_DIGITS = 8
 # The engine's settings, and the fields of the spec from which they are computed.
 RESOURCE_FIELDS: Final = {
     "model": "model.uri",
-    "adapters": "adapters",
+    "adapters_file": "adapters",
     "task": "task",
     "served_model_name": "model.name",
     "device": "engine.device",
@@ -121,7 +120,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
     return {
         "model": spec.model.source.directory,
         "served_model_name": spec.model.name or owner.name,
-        "adapters": {adapter.name: adapter.directory for adapter in sort_adapters(spec)} or None,
+        "adapters_file": names.ADAPTER_LIST_PATH if spec.adapters else None,
         "task": spec.task.lower() if spec.task else None,
         "device": spec.engine.device.lower(),
         "dtype": spec.engine.dtype.lower(),

@@ -1,9 +1,9 @@
 """Builds the pod template of engines. Pure.
 
-An initContainer fetches or checks the model, one more does so for each adapter, and a container serves them. The pods
-meet the "restricted" Pod Security standard. Labels and annotations contain no version, so that an upgrade of the
-operator restarts no engine. For the same reason a test compares the rendered template, so that only deliberate changes
-alter it.
+An initContainer fetches or checks the model, and a container serves it. One more initContainer fetches each adapter
+with a Secret. The pods meet the "restricted" Pod Security standard. Labels and annotations contain no version, so that
+an upgrade of the operator restarts no engine. For the same reason a test compares the rendered template, so that only
+deliberate changes alter it.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def build_pod_template(
 def _fetch_containers(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> list[Object]:
     model = spec.model
     fetches = [_fetch_container(spec, FETCH_CONTAINER, model, model.source.directory, build_model_mount(spec))]
-    for number, (adapter, mount) in enumerate(adapters.mounts):
+    for number, (adapter, mount) in enumerate(adapters.fetches):
         fetch = _fetch_container(spec, f"{FETCH_CONTAINER}-adapter-{number}", adapter, adapter.directory, mount)
         fetches.append({**fetch, "command": [*fetch["command"], names.ADAPTER_FLAG, adapter.name]})
     return fetches
@@ -129,7 +129,7 @@ def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> O
         "volumeMounts": [
             config_mount,
             build_model_mount(spec) | {"readOnly": True},
-            *adapters.build_engine_mounts(build_model_mount(spec)),
+            *adapters.mounts,
             {"name": names.SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
             _SCRATCH_MOUNT,
             *_mounts(spec),

@@ -1,7 +1,8 @@
 """Builds the Job that downloads a model into its cache before engine pods need it. The Job uses no device. Pure.
 
-The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. It does not mount claims and
-images that already contain an adapter: another node may have the claim. The Job's name contains a hash of its content,
+The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. Engines fetch the other
+adapters themselves. The pod does not mount claims and images that already contain an adapter: another node may have
+the claim. The Job's name contains a hash of its content,
 so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod. Terms of the affinity that
 select the engines are left out: with an engine on each node, no node would be far enough from all of them.
 """
@@ -45,8 +46,7 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
         {**each, "image": each["image"] or image, "resources": of_fetch(each["resources"])}
         for each in pods["initContainers"]
     )
-    left_out = {*_NOT_FETCHED_INTO, *(volume["name"] for volume in pods["volumes"] if adapters and _is_mounted(volume))}
-    adapters = [each for each in adapters if left_out.isdisjoint(mount["name"] for mount in each["volumeMounts"])]
+    left_out = {*_NOT_FETCHED_INTO, *(volume["name"] for volume in pods["volumes"] if _is_of_adapters(volume))}
     annotations = {key: text for key, text in metadata["annotations"].items() if key != names.CONFIG_HASH_ANNOTATION}
     spec: Object = {
         **{key: value for key, value in pods.items() if key not in _NOT_FETCHING},
@@ -63,9 +63,9 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
-def _is_mounted(volume: Object) -> bool:
-    """Return whether the volume is a claim or an image that already contains an adapter."""
-    return re.fullmatch(rf"{names.ADAPTER_VOLUME}-\d+", volume["name"]) is not None
+def _is_of_adapters(volume: Object) -> bool:
+    """Return whether the volume is a claim or an image that already contains an adapter, or the list of adapters."""
+    return re.fullmatch(rf"{names.ADAPTER_VOLUME}-(list|\d+)", volume["name"]) is not None
 
 
 def _beside_engines(owner: Owner, given: Object) -> Object:

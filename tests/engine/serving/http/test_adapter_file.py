@@ -105,8 +105,11 @@ def test_adapters_come_change_and_go_while_requests_run(server: EngineServer, fo
     assert tokens(server, "tiny:spoilt") == followed.answers["one"]
     assert [each["id"] for each in server.get("/v1/models").json()["data"]] == ["tiny", "tiny:spoilt", "tiny:fr"]
 
-    followed.write(fr="bad", spoilt="one")
-    wait_until(lambda: states(server)["fr"] == "Failed", "the new source failed", server)
+    followed.write(fr="bad", spoilt="one", gone="nowhere")
+    wait_until(lambda: states(server) == {"spoilt": "Ready", "fr": "Failed", "gone": "Failed"}, "failed", server)
+    gone = server.load()["adapters"]["gone"]
+    assert (gone["reason"], gone["serves"]) == ("ModelNotFound", False)
+    assert gone["message"].startswith("adapter gone: pvc://claim/nowhere: there is no directory")
     assert server.load()["adapters"]["fr"]["serves"]
     assert tokens(server, "tiny:fr") == followed.answers["three"], "the old one answers on"
 
