@@ -19,7 +19,7 @@ edition = "2021"
 
 [dependencies]
 async-openai = "={VERSION}"
-tokio = {{ version = "1", features = ["rt-multi-thread", "macros"] }}
+tokio = {{ version = "1", features = ["rt-multi-thread", "macros", "net", "io-util"] }}
 futures = "0.3"
 serde_json = "1"
 """

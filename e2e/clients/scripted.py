@@ -114,7 +114,7 @@ SCRIPTED: Final = (
         "async-openai",
         (f"async-openai@{VERSION}",),
         ("{env}/rust_clients", "{url}", "{model}"),
-        "a text, a stream with usage, a loop of tools, errors",
+        "a text, a stream with usage, a loop of tools, an abort, a retry, errors",
         task="script",
         make=build_rust,
     ),

@@ -3,6 +3,8 @@
 use async_openai::{config::OpenAIConfig, error::OpenAIError, types::*, Client};
 use futures::StreamExt;
 use serde_json::json;
+use tokio::io::{copy_bidirectional, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 const QUESTION: &str = "How is the weather in Paris?";
 
@@ -52,6 +54,33 @@ async fn tool_loop(client: &Client<OpenAIConfig>, model: &str) {
     assert!(answer.choices[0].message.content.as_deref().unwrap_or("").contains("21"));
 }
 
+async fn abort(client: &Client<OpenAIConfig>, model: &str) {
+    let mut chunks = client.chat().create_stream(ask(model, question(), false)).await.expect("a stream");
+    chunks.next().await.expect("a chunk").expect("a chunk");
+    drop(chunks);
+    text(client, model).await;
+}
+
+/// The server answers 503 to the first connection, and passes the next one on.
+async fn retry(url: &str, model: &str) {
+    let address = url.split('/').nth(2).expect("an address").to_owned();
+    let proxy = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let own = url.replace(&address, &proxy.local_addr().expect("its address").to_string());
+    let serving = tokio::spawn(async move {
+        let (mut first, _) = proxy.accept().await.expect("a connection");
+        first.read(&mut [0; 65536]).await.expect("a request");
+        let refusal = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        first.write_all(refusal).await.expect("an answer");
+        drop(first);
+        let (mut second, _) = proxy.accept().await.expect("a second connection");
+        let mut engine = TcpStream::connect(address).await.expect("the gateway");
+        let _ = copy_bidirectional(&mut second, &mut engine).await;
+    });
+    let client = Client::with_config(OpenAIConfig::new().with_api_base(own).with_api_key("none"));
+    text(&client, model).await;
+    serving.abort();
+}
+
 async fn errors(client: &Client<OpenAIConfig>) {
     match client.chat().create(ask("no-such-model", question(), false)).await {
         Err(OpenAIError::ApiError(error)) => assert!(error.message.contains("not served here"), "{error}"),
@@ -70,6 +99,10 @@ async fn main() {
     println!("passed: stream");
     tool_loop(&client, &words[2]).await;
     println!("passed: tool_loop");
+    abort(&client, &words[2]).await;
+    println!("passed: abort");
+    retry(&words[1], &words[2]).await;
+    println!("passed: retry");
     errors(&client).await;
     println!("passed: errors");
 }
