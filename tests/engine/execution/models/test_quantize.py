@@ -9,11 +9,10 @@ import torch
 from peft import PeftModel
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.execution.models.test_formats import prepare, restore
-from tests.engine.execution.models.test_quantized import DECLARED, declare, to_int8
+from tests.engine.execution.models.test_quantized import DECLARED, declare
 from tests.engine.execution.models.test_quantized import quantize as quantize_files
 from tests.engine.lora import save_adapter
 from tests.engine.references import Reference, answers
-from tests.engine.tiny_models import save_tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -203,46 +202,6 @@ def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None
     assert quantizer.num_rounded == len(kept) == len(linears) == 9
     plain = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
     assert torch.equal(native.unpack_integers(kept[-1].packed), plain.get_output_embeddings().weight)
-
-
-def to_int4(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Store a weight as compressed-tensors' `pack-quantized` does, with groups of 32."""
-    grid = choose_grid(weight, 4, 32)
-    words = grid.round(weight).view(len(weight), -1, 8).long() << torch.arange(0, 32, 4)
-    return {
-        f"{layer}.weight_packed": words.sum(dim=2).to(torch.int32),  # of 32 bits, the upper half becomes negative
-        f"{layer}.weight_scale": grid.scales,
-        f"{layer}.weight_shape": torch.tensor(weight.shape),
-    }
-
-
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
-@pytest.mark.parametrize("change", [to_int8, to_int4])
-def test_stored_numbers_of_experts_are_kept_as_they_are(tmp_path: Path, kind: str, change: Any) -> None:
-    """The two families name an expert's matrices differently."""
-    save_tiny_model(kind, tmp_path, hidden_size=64)
-    quantize_files(tmp_path, lambda layer, weight: (change if "experts" in layer else keep)(layer, weight))
-    declare(tmp_path, DECLARED["INT8"][1])
-    dtypes = (torch.bfloat16, torch.float32)
-    loaded, plain = (
-        load_model(str(tmp_path), load_config(str(tmp_path)), each, torch.device("cpu")) for each in dtypes
-    )
-    quantizer = Quantizer(loaded, None)
-    fuse_model(loaded, after=quantizer)
-    assert quantizer.num_rounded == 3 * 4 * 2
-    for path, experts in loaded.named_modules():
-        if isinstance(experts, Experts):
-            original = plain.get_submodule(path)
-            for stack, stored in (
-                (experts.packed.gate_up, original.gate_up_proj),
-                (experts.packed.down, original.down_proj),
-            ):
-                kept = [native.unpack_integers(stack[number]) for number in range(len(stack))]  # type: ignore[arg-type]
-                assert torch.equal(torch.stack(kept), stored)
-
-
-def keep(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {f"{layer}.weight": weight}
 
 
 def test_weights_off_the_grid_keep_16_bits() -> None:
