@@ -1,11 +1,15 @@
 """A service with two LoRA adapters in the claim of its model: each of three model names has an answer of its own.
 
-A third adapter comes with a rollout, and no request for it is lost.
+Then adapters come, change and go while other requests run. No pod is replaced, and no request is lost.
 """
 
 import json
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from e2e.services import service
 
 RANK = 4
 TARGETS = ("q_proj", "v_proj")
+WITH_BAD = {"sql": "Ready", "support": "Ready", "other": "Ready", "bad": "Failed"}
 
 
 def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
@@ -30,7 +35,7 @@ def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
         adapters = [write_adapter(folder / name, seed) for seed, name in enumerate(("sql", "support"))]
         listed = [{"name": each.name, "uri": f"pvc://models/{namespace}/{each.name}"} for each in adapters]
         # In bfloat16 the answers of two batches may differ.
-        spec = {"engine": {"device": "Auto", "dtype": "Float32"}, "rollout": {"maxSurge": 1}}
+        spec = {"engine": {"device": "Auto", "dtype": "Float32"}, "queue": {"timeout": "240s"}}
         kube.apply(service("chat", **spec, adapters=listed), namespace)
         kube.wait_ready("chat", namespace)
         own, root = service_url("chat", namespace), f"{gateway_url()}/v1"
@@ -44,11 +49,60 @@ def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
         for url, name in ((own, "chat:other"), (root, f"{namespace}/chat:other")):
             with pytest.raises(NotFoundError):
                 send(url, name)
-        third = {"name": "other", "uri": listed[0]["uri"]}  # the files of `sql` under another name
-        kube.apply(service("chat", **spec, adapters=[*listed, third]), namespace)
-        assert send(own, "chat:other") == send(root, f"{namespace}/chat:other") == answers["chat:sql"]
+        before = pod_uids(namespace)
+        with asking(own, names[:2], {answers[name] for name in names}):
+            sql, support = listed
+            other = {"name": "other", "uri": sql["uri"]}  # the files of `sql` under another name
+            bad = {"name": "bad", "uri": f"pvc://models/{namespace}/none"}
+            kube.apply(service("chat", **spec, adapters=[sql, support, other, bad]), namespace)
+            assert send(own, "chat:other") == send(root, f"{namespace}/chat:other") == answers["chat:sql"]
+            kube.wait_until("bad fails alone", lambda: states(namespace) == WITH_BAD)
+            kube.apply(service("chat", **spec, adapters=[sql | {"uri": support["uri"]}, other]), namespace)
+            kube.wait_until("sql is replaced", lambda: send(own, "chat:sql") == answers["chat:support"])
+            kube.wait_until("support is gone", lambda: is_unknown(own, "chat:support"))
+            kube.wait_until("all are loaded", lambda: states(namespace) == {"sql": "Ready", "other": "Ready"})
+        assert pod_uids(namespace) == before
     finally:
         shutil.rmtree(folder)
+
+
+def pod_uids(namespace: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in kube.list_("pods", namespace)}
+
+
+def states(namespace: str) -> dict[str, str]:
+    found = kube.get("inferenceservice", "chat", namespace)
+    assert found is not None
+    return {each["name"]: each["state"] for each in found["status"].get("adapters", [])}
+
+
+def is_unknown(url: str, model: str) -> bool:
+    try:
+        send(url, model)
+    except NotFoundError:
+        return True
+    return False
+
+
+@contextmanager
+def asking(url: str, names: list[str], allowed: set[str]) -> Iterator[None]:
+    """Send requests for these models all the time. None may fail, or have another answer than the allowed ones."""
+    stop = threading.Event()
+
+    def keep_asking(name: str) -> int:
+        number = 0
+        while not stop.is_set():
+            assert send(url, name) in allowed
+            number += 1
+        return number
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        asked = [pool.submit(keep_asking, name) for name in names]
+        try:
+            yield
+        finally:
+            stop.set()
+    assert all(each.result() for each in asked)
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -92,7 +146,9 @@ def count_outputs(model: dict[str, Any], target: str) -> int:
 
 
 def connect(url: str) -> OpenAI:
-    return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return OpenAI(
+        base_url=url, api_key="none", max_retries=0, timeout=240
+    )  # the kubelet updates a file within two minutes
 
 
 def send(url: str, model: str) -> str:
