@@ -8,10 +8,11 @@ from typing import Final, Literal, NamedTuple
 
 Task = Literal["Generate", "Embed", "Rerank", "Classify"]
 # The largest parts of decoder layers that the engine's own code computes. `mixers` are layers with a state.
-Replaced = Literal["layers", "attention", "mixers", "parts"]
+Replaced = Literal["layers", "attention", "latents", "mixers", "parts"]
 MEANINGS: Final[dict[Replaced, str]] = {
     "layers": "whole layers",
     "attention": "attention, and smaller parts",
+    "latents": "attention over latents, and smaller parts",
     "mixers": "layers with a state, and smaller parts",
     "parts": "linear layers, norms or MLPs",
 }
@@ -31,8 +32,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "cohere2": Family("Command R7B and A", ("Generate",), "parts"),
     "deberta": Family("DeBERTa", ("Rerank", "Classify")),
     "deberta-v2": Family("DeBERTa v2 and v3", ("Embed", "Rerank", "Classify")),
-    "deepseek_v2": Family("DeepSeek-V2", ("Generate",), "parts"),
-    "deepseek_v3": Family("DeepSeek-V3, R1 and Kimi-K2", ("Generate",), "parts"),
+    "deepseek_v2": Family("DeepSeek-V2", ("Generate",), "latents"),
+    "deepseek_v3": Family("DeepSeek-V3, R1 and Kimi-K2", ("Generate",), "latents"),
     "distilbert": Family("DistilBERT", ("Rerank", "Classify")),
     "falcon_h1": Family("Falcon-H1", ("Generate",), "attention"),
     "gemma": Family("Gemma", ("Generate",), "layers"),
@@ -41,7 +42,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma3_text": Family("Gemma 3, texts only", ("Generate", "Embed"), "layers"),
     "gemma4_text": Family("Gemma 4, texts only", ("Generate",), "parts"),
     "glm4": Family("GLM-4", ("Generate",), "parts"),
-    "glm4_moe_lite": Family("GLM-4.7-Flash", ("Generate",), "parts"),
+    "glm4_moe_lite": Family("GLM-4.7-Flash", ("Generate",), "latents"),
     "gpt2": Family("GPT-2", ("Generate",), "parts"),
     "gpt_neox": Family("GPT-NeoX and Pythia", ("Generate",), "parts"),
     "gpt_oss": Family("gpt-oss", ("Generate",), "parts"),
@@ -54,7 +55,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama": Family("Llama 2 to 3.3", ("Generate", "Rerank", "Classify"), "layers"),
     "llava_onevision": Family("LLaVA-OneVision", ("Generate",), "layers"),
     "mimo_v2_flash": Family("MiMo-V2-Flash", ("Generate",), "parts"),
-    "minicpm3": Family("MiniCPM3", ("Generate",), "parts"),
+    "minicpm3": Family("MiniCPM3", ("Generate",), "latents"),
     "ministral": Family("Ministral", ("Generate",), "layers"),
     "mistral": Family("Mistral 7B", ("Generate", "Embed"), "layers"),
     "mistral3": Family("Mistral Small 3", ("Generate",), "layers"),

@@ -8,6 +8,7 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, REJECTED, make_config, 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.tasks.imagegenerate.layouts import LAYOUTS
@@ -37,7 +38,12 @@ def test_the_table_says_what_the_engine_replaces(kind: str) -> None:
     model = make_model(kind, make_config(kind), interface.IMPLEMENTATION)
     take_towers(model)
     carry_states(model)
-    done = fuse_model(model.requires_grad_(False))
-    largest: dict[str, Replaced] = {"layers": "layers", "mixers": "mixers", "attentions": "attention"}
+    done = {"latents": keep_latents(model.requires_grad_(False))} | fuse_model(model)
+    largest: dict[str, Replaced] = {
+        "latents": "latents",
+        "layers": "layers",
+        "mixers": "mixers",
+        "attentions": "attention",
+    }
     found = next((name for part, name in largest.items() if done.get(part)), "parts")
     assert found == FAMILIES[kind].replaced, done

@@ -20,7 +20,7 @@ from conveyor_engine.execution.ranks import RankedRunner, Ranks
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.step import RowMask
 
-KINDS_AT_NIGHT = ("llama", "qwen3", "mistral", "gemma2", "gpt_neox", "phi", "starcoder2", "olmo2", "glm4")
+KINDS_AT_NIGHT = ("llama", "qwen3", "mistral", "gemma2", "gpt_neox", "phi", "starcoder2", "olmo2", "glm4", "minicpm3")
 GetReference = Callable[[str], Reference]
 
 

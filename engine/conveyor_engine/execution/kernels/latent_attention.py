@@ -170,7 +170,7 @@ class _Tile:
 
 
 _DECODE, _PROMPT = _Tile(16, 32, 4), _Tile(32, 16, 8)
-_NUM_STAGES = 3
+_NUM_STAGES, _NUM_STAGES_FLOAT32 = 3, 2  # so that all tiles fit into 99 KiB of shared memory, as some GPUs have
 
 
 def count_parts(num_heads: int) -> int:
@@ -213,5 +213,6 @@ def latent_attention(
         REST_PADDED=max(least, triton.next_power_of_2(dim - value_dim)),
         LARGEST=largest, PRODUCT=tl.float32 if query.dtype == torch.float32 else tl.float16, BLOCK_SIZE=block_size,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys if query.itemsize < 4 else tile.keys // 2,
-        DECODE=plan is not None, **early_launch(), num_warps=tile.num_warps, num_stages=_NUM_STAGES,
+        DECODE=plan is not None, **early_launch(), num_warps=tile.num_warps,
+        num_stages=_NUM_STAGES if query.itemsize < 4 else _NUM_STAGES_FLOAT32,
     )  # fmt: skip
