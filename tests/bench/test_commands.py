@@ -38,6 +38,7 @@ QUICK = [
     ("start --model {model} --starts 1 --tokens 5", "nightly"),
     ("embed-modes --requests 40 --out {out} --pictures {out}", "slow"),
     ("paint-modes --rates 2 --pictures 2", "nightly"),
+    ("paint-modes --layout xl --loads 0.5 --pictures 2 --steps 1 2", "slow"),
     ("speech --shape tiny --rates 2 --files 2 --rounds 1", "nightly"),
     ("gateway --seconds 1 --requests-per-second 10 --streams 5 --events 5 --concurrency 2", "slow"),
     ("gateway-beside --against HEAD --rounds 2 --seconds 0.5", "slow"),
