@@ -231,7 +231,9 @@ class PretendedModel:
             self._sample(row, length, allowed.get(row)) if len(scored) < count else []
             for (row, length, count), scored in zip(logits, scores, strict=True)
         ]
-        result = StepResult(plan.number, sampled, [each or None for each in scores] if any(scores) else None)
+        encoded = [each.digest for each in plan.wanted_pictures[: plan.number % 2]]
+        scored = [each or None for each in scores] if any(scores) else None
+        result = StepResult(plan.number, sampled, scored, encoded=encoded)
         return lambda: result
 
     def _score(self, row: int, length: int, num_logits: int) -> list[TokenLogprobs]:

@@ -15,6 +15,9 @@ from conveyor_engine.wire.request import ModelFacts
 # that are not computed, because the step also encodes them. While other requests decode, all long prompts together get
 # this share.
 LONG_PROMPT_SHARE = 0.25
+# Share of prompts with such images where images are encoded beside steps: the request waits for them anyway, and the
+# others' steps should neither stop for the encoder nor for its many tokens.
+IMAGE_PROMPT_SHARE = 1 / 32
 
 
 class TokenBudget:
@@ -32,6 +35,7 @@ class TokenBudget:
         self._waits_for_images = joins and facts.encodes_beside
         self._limits_long_prompts = joins and not whole_prompts
         self._long_prompt_tokens = max(1, int(self._max_tokens * LONG_PROMPT_SHARE))
+        self._image_budget = 0  # the rest of this step's tokens for prompts with images that are not computed
         self._long_prompt_budget = 0  # the rest of this step's tokens for long prompts
 
     def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
@@ -40,12 +44,14 @@ class TokenBudget:
         If `limits.prompt_tokens` is below the step's tokens, prompts cannot delay decodes much. Then long prompts get
         the rest after short prompts, even if the step has decodes.
         """
-        self._long_prompt_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
+        self._long_prompt_budget = self._image_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
             return
         share = max(1, int(limit * LONG_PROMPT_SHARE))
         if limit == self._max_tokens and any(request.num_pending_tokens == 1 for request in running):
             self._long_prompt_budget = share
+            if self._waits_for_images:
+                self._image_budget = max(1, int(limit * IMAGE_PROMPT_SHARE))
             return
         pending = ((each, each.num_pending_tokens) for each in chain(running, joining))
         short = sum(number for request, number in pending if number > 1 and not self._is_long(request, number))
@@ -53,9 +59,7 @@ class TokenBudget:
 
     def _is_long(self, request: RequestState, num_pending: int) -> bool:
         """Return whether the prompt counts as long: by its pending tokens, or by an image that is not computed."""
-        if request.pictures and request.pictures[-1].end > request.num_scheduled_tokens:
-            return True
-        return num_pending > self._long_prompt_tokens
+        return _has_images_left(request) or num_pending > self._long_prompt_tokens
 
     def has_room(self, step: Step, request: RequestState) -> bool:
         """Return whether the step has room for tokens of a request that would join."""
@@ -79,12 +83,15 @@ class TokenBudget:
         is_long = not is_decode and self._is_long(request, num_pending)
         if is_long:
             budget = max(0, min(budget, self._long_prompt_budget))
+        if has_images := self._waits_for_images and is_long and _has_images_left(request):
+            budget = max(0, min(budget, self._image_budget))
         num_tokens = min(num_pending - (request.padded_from is not None), budget)
         if self._waits_for_images and request.pictures and (picture := request.next_picture) is not None:
             num_tokens = min(num_tokens, max(0, picture.start - request.num_scheduled_tokens))
         if self._whole_images and num_tokens:
             num_tokens = self._end_outside_images(step, request, num_tokens)
         self._long_prompt_budget -= num_tokens * is_long
+        self._image_budget -= num_tokens * has_images
         return num_tokens
 
     def _end_outside_images(self, step: Step, request: RequestState, num_tokens: int) -> int:
@@ -111,3 +118,8 @@ class TokenBudget:
         padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
         fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens
         return num_tokens if fits or not step.num_tokens else 0
+
+
+def _has_images_left(request: RequestState) -> bool:
+    """Return whether the prompt has images that are not computed."""
+    return bool(request.pictures) and request.pictures[-1].end > request.num_scheduled_tokens

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import initialize, invariant, rule
 from tests.engine.builders import (
     AtOnce,
     FailsLate,
@@ -39,6 +35,7 @@ from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire import kv_tables
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
+from conveyor_engine.wire.pictures import PictureSpan
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan
 
@@ -74,6 +71,7 @@ class History(SchedulerHistory):
         class_shares=st.sampled_from(((), (), ((1, 50),), ((1, 75), (7, 25)))),
         tables=st.sampled_from(((1, 1), (1, 3), (2, 1), (0, 1))),
         window=st.sampled_from((1, 3, 4, 9)),
+        encodes_beside=st.booleans(),
     )
     def begin(
         self,
@@ -87,6 +85,7 @@ class History(SchedulerHistory):
         class_shares: tuple[tuple[int, int], ...],
         tables: tuple[int, int],
         window: int,
+        encodes_beside: bool,
     ) -> None:
         self.now = 0.0
         kv_tables = ONE_TABLE
@@ -112,6 +111,7 @@ class History(SchedulerHistory):
             masks=self.masks,
             has_states=has_states and self.padding != "real",
             kv_tables=kv_tables,
+            encodes_beside=encodes_beside,
         )
         self.masks.on_ready = self.scheduler.notice_masks
         self.has_tardy = False
@@ -164,6 +164,7 @@ class History(SchedulerHistory):
                     arrival_time=self.now,
                     deadline=self.now + timeout,
                     prompt_hashes=hashes,
+                    pictures=[PictureSpan(2, 6, b"seen"), PictureSpan(6, 7, b"also")] if len(prompt) > 8 else [],
                     party=f"p{self.num_parties}" if together else None,
                 )
                 self._add_one(request)
@@ -246,6 +247,7 @@ class History(SchedulerHistory):
     def _check_plan(self, plan: StepPlan) -> None:
         owners = {request.row: request for request in self.scheduler.running if request.row >= 0}
         requests = [owners[row] for row in plan.rows]
+        self.happened["wanted images"] += len(plan.wanted_pictures)
         assert sum(plan.num_tokens) <= BUDGET
         assert len(set(plan.rows)) == len(plan.rows) <= self.scheduler._facts.max_num_seqs
         works = {work.request.row: work for work in self.scheduler._batch.step(plan.number).work}
@@ -258,6 +260,8 @@ class History(SchedulerHistory):
             num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits
             assert request.num_computed_tokens <= computed < computed + num_tokens <= num_known
             assert computed + num_tokens == request.num_scheduled_tokens
+            if (picture := request.next_picture) is not None and self.scheduler._batch._encodes_beside:
+                assert computed + num_tokens <= picture.start, "it waits for its image"
             assert num_logits == (computed + num_tokens == num_known)
             assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"
         decodes, prefills = requests[: plan.num_decodes], requests[plan.num_decodes :]
@@ -390,7 +394,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
     own |= {"padding"} if padding == "real" else {"prefix hits"}
-    own |= set() if mode == "continuous" else {"deadline"}
+    own |= {"wanted images"} if mode == "continuous" else {"deadline"}
     run_histories(machine, happened, own)
     rare = {"discarded results", "withdrawn steps", "deadline", "preemptions"}  # in some modes
     assert own <= set(+happened) <= own | rare

@@ -34,14 +34,24 @@ def test_a_request_waits_for_its_images_while_others_decode() -> None:
     scheduler.add_request(make_request("text", [1, 2, 3], max_tokens=20))
     step(scheduler)
     scheduler.add_request(make_seeing("seen", (5, 9), (12, 15)))
-    assert step(scheduler)[1:] == ({"text": 1, "seen": 5}, [])
+    assert [step(scheduler)[1:] for _ in range(5)] == [({"text": 1, "seen": 1}, [])] * 5
     plan, *rest = step(scheduler)
     assert rest == [{"text": 1}, ["seen 5"]]
     assert plan.wanted_pictures[0].payload == b"seen"
     assert step(scheduler, "seen 5")[1:] == ({"text": 1}, ["seen 5"])
-    assert step(scheduler)[1:] == ({"text": 1, "seen": 7}, [])
+    assert [step(scheduler)[1:] for _ in range(7)] == [({"text": 1, "seen": 1}, [])] * 7
     assert step(scheduler, "seen 12")[1:] == ({"text": 1}, ["seen 12"])
-    assert step(scheduler)[1:] == ({"text": 1, "seen": 8}, [])
+    assert [step(scheduler)[1]["seen"] for _ in range(4)] == [1, 1, 1, 5]
+
+
+def test_a_prompt_has_a_small_share_of_steps_with_decodes_until_its_images_are_computed() -> None:
+    scheduler = make_waiting_scheduler(max_num_batched_tokens=64)
+    scheduler.add_request(make_request("text", [1, 2, 3], max_tokens=30))
+    step(scheduler)
+    scheduler.add_request(make_seeing("seen", (2, 7)))
+    assert step(scheduler)[1] == {"text": 1, "seen": 2}
+    assert step(scheduler, "seen 2")[1] == {"text": 1}
+    assert [step(scheduler)[1]["seen"] for _ in range(4)] == [2, 2, 2, 12]
 
 
 def test_a_step_without_tokens_encodes_if_all_requests_wait() -> None:
