@@ -140,7 +140,7 @@ class InferenceServiceSpec(ApiModel):
     model: Model
     """The model to serve, its source, and its cache."""
     adapters: Adapters = Field(default_factory=list)
-    """LoRA adapters that every engine serves beside the model. A change replaces the pods."""
+    """LoRA adapters that every engine serves beside the model. Running engines load and unload them."""
     task: Task | None = None
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
     texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,

@@ -106,7 +106,7 @@ class InferenceServices:
         find_name = partial(sources.find_name, service.key, service.served_model_name)
         autoscaling = service.spec.autoscaling
         serves_keda = sources.serves(SCALED_OBJECT) if autoscaling and autoscaling.uses_keda else None
-        adapters = self._find_adapters(service)
+        adapters = self._find_adapters(service, observed.pods)
         snapshot = Snapshot(
             sources.read_metrics_api(), sources.read_activity(service.key), serves_keda, find_name, adapters
         )
@@ -119,12 +119,13 @@ class InferenceServices:
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desire, observed, memory, snapshot, url, previous)
 
-    def _find_adapters(self, service: InferenceService) -> Counts | None:
+    def _find_adapters(self, service: InferenceService, pods: Sequence[PodState]) -> Counts | None:
         if not service.spec.adapters:
             return self._sources.follow_adapters(service.key, is_pending=None)
         ready = [each.name for each in service.status.adapters if each.state == "Ready"]
         changed = service.status.observed_generation != service.metadata.generation
-        is_pending = changed or {*ready} != {each.name for each in service.spec.adapters}
+        is_whole = not changed and {*ready} == {each.name for each in service.spec.adapters}
+        is_pending = not is_whole and any(pod.ready for pod in pods)
         return self._sources.follow_adapters(service.key, is_pending=is_pending)
 
     def _see_starts(self, service: InferenceService, memory: ServiceMemory, pods: Sequence[PodState]) -> PodStarts:

@@ -106,7 +106,7 @@ def _build_adapter(adapter: Adapter, counts: Mapping[str, AdapterCounts], ready_
         name=adapter.name,
         state="Failed" if own.failed else "Ready" if is_ready else "Loading",
         replicas=sum(each.serving for each in counts.values()),
-        message=clip(to_field_names(own.message)) if own.failed else None,
+        message=clip(" ".join(to_field_names(own.message).split())) if own.failed else None,
     )
 
 
