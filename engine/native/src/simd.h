@@ -139,11 +139,17 @@ INLINE vf vf_from_f16(const void *p) { /* no infinity, no NaN */
     return (vf)((vu)vf_select((vi)bits < 1 << 23, tiny, normal) | sign);
 #endif
 }
-INLINE vf vf_from_i8(const void *p) {
+INLINE vf vf_from_i8(const void *p) { /* GCC 12 would widen bytes lane by lane */
+#if defined(__AVX512F__)
+    return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)), vf);
+#elif defined(__AVX2__)
+    return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)), vf);
+#else
     typedef int8_t vb __attribute__((vector_size(VL)));
     vb b;
     memcpy(&b, p, sizeof b);
     return __builtin_convertvector(b, vf);
+#endif
 }
 INLINE void vf_to_bf16(uint16_t *p, vf v) {
 #if defined(__AVX512BF16__)
