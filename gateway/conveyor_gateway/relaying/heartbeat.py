@@ -7,7 +7,6 @@ so a later error is sent as its last event. Log and metrics have the status that
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,32 +34,33 @@ class _Refusal(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The heartbeat of one request. `response` is the stream after it has started."""
+    """The heartbeat of one request: sends empty lines while the request waits, in an `async with` block.
+
+    Nothing but a timer runs for a quick answer. `response` is the stream after it has started.
+    """
 
     request: BaseRequest
+    body: bytes
     record: Record
     period_seconds: float
     readiness: Readiness
     response: StreamResponse | None = None
+    _timer: asyncio.TimerHandle | None = None
     _beats: asyncio.Task[None] | None = None
 
-    @contextlib.asynccontextmanager
-    async def beating(self, body: bytes) -> AsyncIterator[None]:
-        """Send empty lines while the request with this body waits. Nothing but a timer runs for a quick answer."""
-        if not self.period_seconds:
-            yield
-            return
-        timer = asyncio.get_running_loop().call_later(self.period_seconds, self._begin, body)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            if self._beats is not None:
-                self._beats.cancel()
-                await asyncio.wait((self._beats,))
+    async def __aenter__(self) -> None:
+        if self.period_seconds:
+            self._timer = asyncio.get_running_loop().call_later(self.period_seconds, self._begin)
 
-    def _begin(self, body: bytes) -> None:
-        if requests_stream(body):
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.wait((self._beats,))
+
+    def _begin(self) -> None:
+        if requests_stream(self.body):
             self._beats = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:

@@ -170,9 +170,10 @@ class RequestLife:
         self, attempts: Attempts, engine_request: EngineRequest, queue: ServiceQueue, ticket: Ticket
     ) -> StreamResponse:
         """Run a request for a stream, and keep its connection open until the answer begins."""
-        heartbeat = Heartbeat(self.request, self.record, self.parts.heartbeat_seconds, self.parts.readiness)
+        parts, body = self.parts, engine_request.body
+        heartbeat = Heartbeat(self.request, body, self.record, parts.heartbeat_seconds, parts.readiness)
         try:
-            async with heartbeat.beating(engine_request.body):
+            async with heartbeat:
                 answer = await attempts.send(engine_request)
         except GatewayError as error:
             if heartbeat.response is None:
