@@ -229,6 +229,8 @@ class EnginePool:
 
     def note_answer(self, engine: Engine) -> None:
         """Record that `engine` answered: reset its failures, and send it further requests if this was a probe."""
+        if not (engine.unreachable or engine.failures or engine.refusals):
+            return
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
