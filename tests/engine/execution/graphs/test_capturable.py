@@ -12,6 +12,7 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES, make_confi
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
+from conveyor_engine.execution import native
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
@@ -19,12 +20,15 @@ from conveyor_engine.execution.graphs import decodes, mixed
 from conveyor_engine.execution.graphs.cuda import Work
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
+from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
 
 CUDA = torch.device("cuda")
 EXPERTS = {
+    "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe_lite",
     "gpt_oss",
     "mimo_v2_flash",
     "mixtral",
@@ -58,6 +62,8 @@ def move(model: PreTrainedModel) -> None:
 def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interface.register()
     model = make_model(kind, make_config(kind), interface.IMPLEMENTATION)
+    monkeypatch.setattr(native, "why_missing", lambda: "not on a GPU")
+    keep_latents(model.requires_grad_(False))
     layers, _ = probe_layers(model, torch.device("cpu"))
 
     def forward(
