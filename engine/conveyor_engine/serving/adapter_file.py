@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import msgspec
 
 from conveyor_engine.config.engine_config import ADAPTERS_MAX
-from conveyor_engine.errors import ModelError
+from conveyor_engine.errors import ModelError, explain_crash
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.wire.worker import ServedAdapter
 from conveyor_process.log import quote
@@ -76,8 +76,11 @@ class AdapterFile:
         """Follow the file until cancelled."""
         try:
             while True:
-                self._look()
-                self._unload()
+                try:
+                    self._look()
+                    self._unload()
+                except Exception:
+                    _log.exception("event=adapters_file_not_followed consequence=another_attempt")
                 self._is_settled |= all(state.state != "Loading" for state in self._states.values())
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
@@ -150,14 +153,20 @@ class AdapterFile:
                 self._loads.add(load)
                 load.add_done_callback(self._loads.discard)
                 await asyncio.shield(load)
-            except ModelError as error:
-                serves = self._served[name].number > 0
-                message = str(error)[:_MESSAGE_CHARACTERS]
-                self._states[name] = AdapterState(source.directory, "Failed", error.reason, message, serves)
-                _log.warning("event=adapter_failed adapter=%s reason=%s message=%s", name, error.reason, error)
+            except Exception as error:
+                self._fail(name, source, error)
                 await asyncio.sleep(wait_seconds)
             else:
                 return
+
+    def _fail(self, name: str, source: _Source, error: Exception) -> None:
+        if not isinstance(error, ModelError):  # such as a full disk, or no more processes
+            reason, why = explain_crash(error)
+            error = ModelError(f"the adapter {name!r} cannot be used: {why}", reason=reason)
+        serves = self._served[name].number > 0
+        message = str(error)[:_MESSAGE_CHARACTERS]
+        self._states[name] = AdapterState(source.directory, "Failed", error.reason, message, serves)
+        _log.warning("event=adapter_failed adapter=%s reason=%s message=%s", name, error.reason, error)
 
     async def _load(self, name: str, source: _Source) -> None:
         """Load the adapter and let requests select it. It is not cancelled, so that the engine's answer is known."""
