@@ -102,6 +102,39 @@ def test_an_image_whose_encoding_raises_ends_its_request_alone(
     assert [tokens_of(outputs[str(number)]) for number in (1, 2, 3)] == of_kind.answers[:3]
 
 
+@pytest.mark.parametrize("ends", [FinishReason.LENGTH, FinishReason.ERROR])
+def test_an_encoding_that_cannot_begin_holds_up_no_other_request(
+    seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch, ends: FinishReason
+) -> None:
+    """Without a thread, the step of the image encodes it. An image that cannot be read ends its request."""
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core()
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "encoder":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def lose(*_: Any) -> None:
+        raise ValueError("no such image")
+
+    if ends == FinishReason.LENGTH:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+    else:
+        monkeypatch.setattr(slices, "decode_pictures", lose)
+        monkeypatch.setattr(Sight, "encode", lose)
+    add(core, "image", of_kind.prompts[1])
+    add(core, "text", of_kind.prompts[0])
+    outputs: dict[str, list[Any]] = {"image": [], "text": []}
+    for _ in range(100):
+        for output in core.step(0.0) if core.has_unfinished() else ():
+            outputs[output.request_id].append(output)
+    assert not core.has_unfinished()
+    assert tokens_of(outputs["text"]) == of_kind.answers[0]
+    assert outputs["image"][-1].finish_reason == ends
+
+
 class SlowSight:
     """Encodes with ten functions of torch, of a second each."""
 

@@ -53,8 +53,7 @@ class SlicedEncoder:
             return False
         began = perf_counter()
         if self._call is None:
-            picture = next(p.picture for p in decode_pictures(wanted.payload) if p.span.digest == wanted.digest)
-            self._call, self._digest = SlicedCall(lambda: self._sight.encode(picture)), wanted.digest
+            self._call, self._digest = SlicedCall(lambda: self._encode(wanted)), wanted.digest
         is_done = self._call.run(self._seconds)
         self._seconds -= perf_counter() - began
         if is_done:
@@ -64,6 +63,11 @@ class SlicedEncoder:
             else:
                 _log.error("event=encoding_failed error=%r", call.error)
         return is_done
+
+    def _encode(self, wanted: WantedPicture) -> Features:
+        """Called in the encoder's thread."""
+        pictures = decode_pictures(wanted.payload)
+        return self._sight.encode(next(each.picture for each in pictures if each.span.digest == wanted.digest))
 
 
 class SlicedCall:
@@ -75,14 +79,18 @@ class SlicedCall:
         self._call, self._is_done, self._is_cancelled = call, False, False
         self._until = 0.0
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        threading.Thread(target=self._work, name="encoder", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="encoder", daemon=True).start()
+        except RuntimeError as error:  # the process may have no more threads
+            self.error, self._is_done = error, True
 
     def run(self, seconds: float) -> bool:
         """Let the call run for so many seconds, and until its present function of torch ends. Returns whether it is
         done."""
-        self._until = perf_counter() + seconds
-        self._go.release()
-        self._stopped.acquire()
+        if not self._is_done:
+            self._until = perf_counter() + seconds
+            self._go.release()
+            self._stopped.acquire()
         return self._is_done
 
     def cancel(self) -> None:
