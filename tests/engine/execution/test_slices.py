@@ -81,6 +81,20 @@ def test_an_aborted_request_ends_the_encoding_of_its_image(seeing: GetSeeing) ->
     assert count_encoders() == 0
 
 
+@pytest.mark.usefixtures("_thin")
+def test_an_aborted_request_ends_it_also_if_no_other_has_images(seeing: GetSeeing) -> None:
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core()
+    add(core, "text", of_kind.prompts[0])
+    add(core, "aborted", of_kind.prompts[1])
+    wait_for_encoder(core)
+    core.abort("aborted")
+    for _ in range(2):
+        core.step(0.0)
+    assert "text" in core.scheduler.requests
+    assert count_encoders() == 0
+
+
 def test_an_image_whose_encoding_raises_ends_its_request_alone(
     seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

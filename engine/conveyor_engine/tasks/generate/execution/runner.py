@@ -289,10 +289,11 @@ class GenerateRunner(Runner):
             shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
             logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
         sample = partial(self._sample, plan, logits, samples, found)
-        return (lambda masks: partial(self._encode, plan, began, sample(masks))) if plan.wanted_pictures else sample
+        return sample if self._sliced is None else (lambda masks: partial(self._encode, plan, began, sample(masks)))
 
     def _encode(self, plan: StepPlan, began: float | None, read: Callable[[], StepResult]) -> StepResult:
-        """Read the step's result, then encode wanted pictures for a share of the step's time."""
+        """Read the step's result, then encode wanted pictures for a share of the step's time, or end an encoding that
+        nobody wants any more."""
         assert self._sliced is not None
         result = read()
         step_seconds = None if began is None else time.perf_counter() - began
