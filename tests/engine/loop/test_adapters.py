@@ -9,10 +9,13 @@ from safetensors.torch import load_file, save_file
 from tests.engine.lora import answer, save_adapter
 from tests.engine.references import Reference, add, tokens_of
 
+from conveyor_engine import cgroup
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.execution.models.adapters import AdaptedLinear, NativeAdaptedLinear
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_protocol.failure_reasons import FailureReason
 
 Result = AdapterLoaded | AdapterFailed
 GetReference = Callable[[str], Reference]
@@ -136,6 +139,51 @@ def test_an_adapter_with_requests_is_unloaded_after_them_and_takes_no_more(runni
     session.check()
     session.settle()
     assert session.core.executor._adapters.of_step.find_free(32).start == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_an_adapter_without_room_in_the_container_s_memory_fails(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    before = running.open(attention_backend=backend)
+    before.load(1, "1")
+    before.load(2, "2")
+    before.settle()
+    session = running.open(attention_backend=backend)
+    session.load(1, "1")
+    session.settle()
+    monkeypatch.setattr(cgroup, "_CGROUP", tmp_path)
+    needed = session.core.executor._adapters.reserved_bytes + bytes_of_matrices(before)  # type: ignore[attr-defined]
+    (tmp_path / "memory.current").write_text("0")
+    (tmp_path / "memory.max").write_text(f"{needed - 1}")
+    session.load(2, "2")
+    (failed,) = session.settle()
+    assert isinstance(failed, AdapterFailed)
+    assert failed.reason is FailureReason.OUT_OF_MEMORY
+    assert failed.message.startswith("the adapter 'a2' cannot be used: ")
+    session.send(1, 1)
+    session.check()
+    (tmp_path / "memory.max").write_text(f"{2 * needed}")
+    session.load(3, "2")
+    assert session.settle() == [AdapterLoaded(3)]
+    session.send(1, 1)
+    session.send(3, 2)
+    session.check()
+
+
+def bytes_of_matrices(session: Session) -> int:
+    """Return the bytes of all adapters' matrices."""
+    layers = [each for each in session.core.executor.model.modules() if isinstance(each, AdaptedLinear)]  # type: ignore[attr-defined]
+    tensors = [
+        tensor
+        for each in layers
+        for tensor in (
+            [each.weights._down.data, *(up.data for up in each.weights._ups)]
+            if isinstance(each, NativeAdaptedLinear)
+            else [each._down, *each._ups]
+        )
+    ]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def test_an_adapter_that_cannot_be_used_fails_alone(running: Running, tmp_path: Path) -> None:

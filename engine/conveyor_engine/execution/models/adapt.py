@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from conveyor_engine import cgroup
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.adapter_files import Adapter, Factors
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters, NativeAdaptedLinear
@@ -18,6 +19,7 @@ from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedLinear
+from conveyor_protocol.failure_reasons import FailureReason
 
 _Like = tuple[torch.device, torch.dtype]
 _Slices = dict[str, slice]  # outputs of a linear layer, by the name of the checkpoint's layer that computes them
@@ -44,10 +46,20 @@ class _Place:
         assert isinstance(found, nn.Linear | PackedLinear)
         return found
 
+    def count_bytes(self, used: list[str], num_columns: int, like: _Like) -> int:
+        """Return the bytes of the matrices that `rebuild` makes, at most."""
+        outputs = [self.slices[name].stop - self.slices[name].start for name in used]
+        sizes = [*(self.part.in_features for _ in used), *outputs]
+        # Padded, as the compiled kernels store them.
+        padded: int = sum(-(-size // native.PANEL) for size in sizes) * native.PANEL
+        return padded * num_columns * self._like_part(like)[1].itemsize
+
+    def _like_part(self, like: _Like) -> _Like:
+        return like[0], self.part.weight.dtype if isinstance(self.part, nn.Linear) else like[1]
+
     def rebuild(self, used: list[str], adapters: Adapters, num_columns: int, like: _Like) -> AdaptedLinear:
         """Return the layer with room for these slices and columns, and with what has been loaded."""
-        part, (device, dtype) = self.part, like
-        of_part = (device, part.weight.dtype if isinstance(part, nn.Linear) else dtype)
+        part, of_part = self.part, self._like_part(like)
         kind = NativeAdaptedLinear if isinstance(part, NativeLinear) else AdaptedLinear
         made = kind(part, adapters, [self.slices[name] for name in used], num_columns, of_part)
         if isinstance(self.linear, AdaptedLinear):
@@ -65,6 +77,8 @@ class ModelAdapters:
     def __init__(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
         is_native = any(isinstance(part, NativeLinear) for part in model.modules())
         self.of_step = Adapters(device, is_native=is_native)
+        self.reserved_bytes = 0
+        """Of free memory on a CPU, which steps need later."""
         self._like = (device, dtype)
         self._places = [_find_place(model, path, slices) for path, slices in _find_places(model)]
         self._layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
@@ -106,20 +120,34 @@ class ModelAdapters:
 
         Either all layers get them, or none if the memory is full. Returns whether matrices have moved.
         """
-        made: list[tuple[_Place, list[str], AdaptedLinear]] = []
+        due: list[tuple[_Place, list[str]]] = []
         for place in self._places:
             added = [name for name in place.slices if name in adapter.shapes and name not in place.used]
             if added or (place.used and num_columns > self.of_step.num_columns):
-                used = [*place.used, *added]
-                made.append((place, used, place.rebuild(used, self.of_step, num_columns, self._like)))
-        if not made:
+                due.append((place, [*place.used, *added]))
+        if not due:
             return False
+        self._check_memory(adapter, sum(place.count_bytes(used, num_columns, self._like) for place, used in due))
+        made = [(place, used, place.rebuild(used, self.of_step, num_columns, self._like)) for place, used in due]
         self.of_step.grow(num_columns)
         for place, used, linear in made:
             place.use(used, linear)
         for layer in self._layers:
             layer.use_adapters(self.of_step)
         return True
+
+    def _check_memory(self, adapter: Adapter, needed_bytes: int) -> None:
+        """Raise ModelError if a CPU's memory has no room. The kernel would end the process; on a GPU, torch raises."""
+        if self._like[0].type != "cpu":
+            return
+        free_bytes = max(0, cgroup.free_memory_bytes() - self.reserved_bytes)
+        if needed_bytes > free_bytes:
+            raise adapter.refuse(
+                f"to load it, the matrices of all adapters need {needed_bytes >> 20} MiB beside the present ones, and "
+                f"{free_bytes >> 20} MiB of memory are free; raise resources.limits.memory, or lower "
+                "`kv_memory_fraction` or `num_kv_blocks`",
+                FailureReason.OUT_OF_MEMORY,
+            )
 
     def _check(self, adapter: Adapter) -> None:
         known = {name: (place, outputs) for place in self._places for name, outputs in place.slices.items()}

@@ -206,6 +206,8 @@ class GenerateRunner(Runner):
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
         step_bytes += self._sight.step_bytes + KEPT_BYTES if self._sight is not None else 0
+        if self._adapters is not None:
+            self._adapters.reserved_bytes = step_bytes
         step_bytes += start.max_num_seqs * row_bytes(shapes) + bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
