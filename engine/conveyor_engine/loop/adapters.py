@@ -5,7 +5,9 @@ adapter runs beside the others, as in the warm-up. An adapter is unloaded once n
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -19,14 +21,22 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 _TRIAL = "adapter-trial"
 _TRIED_TOKENS = 4
+_END = object()
+_Call = Callable[[Callable[[], Any]], Any]
 
 
 class Adapters:
     """The adapters that requests may have, by their numbers, and those that come and go."""
 
-    def __init__(self, executor: TakesAdapters, scheduler: Scheduler, task: Task, number: int) -> None:
-        """number: of the adapters that were loaded at the start, which have the numbers from 1 on."""
+    def __init__(
+        self, executor: TakesAdapters, scheduler: Scheduler, task: Task, number: int, between_steps: _Call
+    ) -> None:
+        """number: of the adapters that were loaded at the start, which have the numbers from 1 on.
+
+        between_steps: calls a function while no step begins, because that reads what the function may change.
+        """
         self._executor, self._scheduler, self._task = executor, scheduler, task
+        self._between_steps = between_steps
         self._usable = set(range(number + 1))  # 0: none
         self._waiting: deque[LoadAdapter] = deque()
         self._loading: LoadAdapter | None = None
@@ -58,15 +68,14 @@ class Adapters:
         """Load the next layer, and free what no request needs. Returns what has become of adapters."""
         for number in [number for number in self._leaving if not self._is_in_use(number)]:
             self._leaving.discard(number)
-            self._executor.unload_adapter(number)
+            self._between_steps(partial(self._executor.unload_adapter, number))
         if self._loading is None and self._waiting:
             self._loading = message = self._waiting.popleft()
             self._layers = self._executor.load_adapter(message.number, message.name, message.directory)
         if self._loading is not None and not self._is_on_trial:
             try:
-                next(self._layers)
-            except StopIteration:
-                self._try()
+                if self._between_steps(lambda: next(self._layers, _END)) is _END:
+                    self._try()
             except ModelError as error:
                 self._fail(error.reason, str(error))
             except Exception as error:  # nothing else uses what was written so far

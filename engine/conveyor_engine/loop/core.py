@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -30,6 +30,10 @@ from conveyor_engine.wire.step import StepResult
 
 def _silent(_: str) -> None:
     pass
+
+
+def _call(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 class EngineCore:
@@ -62,12 +66,11 @@ class EngineCore:
         self.grammars = grammars
         constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
         self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks)
-        self.adapters = Adapters(
-            cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
-        )
         if (steering := self.steering) is not None:
             self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
         self._overlap = Overlap(executor) if overlap else None
+        of_adapters = cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
+        self.adapters = Adapters(*of_adapters, _call if self._overlap is None else self._overlap.call)
         self.longest_warmup_step_seconds = self.warmup_seconds = 0.0
         if config.warmup:
             started = time.monotonic()

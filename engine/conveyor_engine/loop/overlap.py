@@ -43,6 +43,10 @@ class Overlap:
         """
         return _wait(self._pool.submit(self._begin_and_sample, plan))
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Call this in the executor's thread, after all open steps have begun, and return the result."""
+        return self._pool.submit(work).result()
+
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """Begin the plan. Then pass the oldest results to the scheduler until at most `num_ahead` steps are open.
 

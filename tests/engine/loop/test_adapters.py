@@ -1,7 +1,10 @@
 """Adapters are loaded and unloaded between steps: answers equal those of PEFT before, during and after."""
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,36 @@ def test_answers_equal_pefts_before_during_and_after_each_change(running: Runnin
     session.send(3, 3)
     session.send(0, 0)
     session.check()
+
+
+def test_no_layer_changes_while_a_step_begins(running: Running) -> None:
+    session = running.open(overlap=True)
+    session.load(1, "1")
+    session.settle()
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def pause(*_: object) -> None:
+        begins.set()
+        assert goes_on.wait(60)
+
+    layer = session.core.executor.model.model.layers[0]  # type: ignore[attr-defined]
+    hook = layer.register_forward_pre_hook(pause)
+    session.send(1, 1)
+    session.turn()
+    assert begins.wait(60)
+    hook.remove()
+    session.load(2, "2")
+    columns = session.core.executor._adapters.of_step  # type: ignore[attr-defined]
+    before = columns.num_columns
+    turns = ThreadPoolExecutor(1)
+    turn = turns.submit(session.turn)
+    with pytest.raises(FutureTimeout):
+        turn.result(0.5)
+    assert columns.num_columns == before
+    goes_on.set()
+    turn.result()
+    session.check()
+    assert columns.num_columns > before
 
 
 def test_the_next_adapter_gets_the_columns_of_one_that_left(running: Running) -> None:
