@@ -83,7 +83,8 @@ def running(reference: GetReference, tmp_path_factory: pytest.TempPathFactory) -
     {"attention_backend": "torch"},
     {"attention_backend": "auto"},
     {"attention_backend": "auto", "overlap": True},
-    {"capture": lambda work: work},
+    {"attention_backend": "auto", "capture": lambda work: work},
+    {"attention_backend": "auto", "capture": lambda work: work, "overlap": True},
 ])  # fmt: skip
 def test_answers_equal_pefts_before_during_and_after_each_change(running: Running, changes: dict[str, object]) -> None:
     session = running.open(**changes)
