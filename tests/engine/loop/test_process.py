@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -33,6 +34,7 @@ class Core:
         self.may_end = threading.Event()
         self.may_end.set()
         self.grammars = None
+        self.adapters = SimpleNamespace(is_due=False, advance=lambda now: [])
         self.num_open = 0
         self.history: list[str] = []  # the ids that were added, "abort" before an id, and steps
         self.arrival_times: list[float] = []
