@@ -64,8 +64,11 @@ class Adapters:
         self._usable.discard(number)
         self._leaving.add(number)
 
-    def advance(self) -> list[AdapterLoaded | AdapterFailed]:
-        """Load the next layer, and free what no request needs. Returns what has become of adapters."""
+    def advance(self, now: float) -> list[AdapterLoaded | AdapterFailed]:
+        """Load the next layer, and free what no request needs. Returns what has become of adapters.
+
+        now: as for `EngineCore.step`.
+        """
         for number in [number for number in self._leaving if not self._is_in_use(number)]:
             self._leaving.discard(number)
             self._between_steps(partial(self._executor.unload_adapter, number))
@@ -75,7 +78,7 @@ class Adapters:
         if self._loading is not None and not self._is_on_trial:
             try:
                 if self._between_steps(lambda: next(self._layers, _END)) is _END:
-                    self._try()
+                    self._try(now)
             except ModelError as error:
                 self._fail(error.reason, str(error))
             except Exception as error:  # nothing else uses what was written so far
@@ -96,11 +99,12 @@ class Adapters:
     def _is_in_use(self, number: int) -> bool:
         return any(request.adapter == number for request in self._scheduler.requests.values())
 
-    def _try(self) -> None:
+    def _try(self, now: float) -> None:
         """Start the trial. If the queue is full, the next call of `advance` comes here again."""
         assert self._loading is not None
         dummy = self._task.build_dummy(0, _TRIED_TOKENS)
-        trial = msgspec.structs.replace(dummy, request_id=_TRIAL, adapter=self._loading.number)
+        number = self._loading.number
+        trial = msgspec.structs.replace(dummy, request_id=_TRIAL, adapter=number, arrival_time=now)
         try:
             self._scheduler.add_request(trial)
         except Overloaded:

@@ -131,7 +131,7 @@ class EngineLoop:
             for message in self._channel.receive(self._wait_seconds(time.monotonic())):
                 self._handle(message)
             with self._pulse:
-                results = self._core.adapters.advance()
+                results = self._core.adapters.advance(time.monotonic())
             for result in results:
                 self._channel.send(result)
             now = time.monotonic()

@@ -45,6 +45,7 @@ class Session:
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.sent: dict[str, tuple[int, int]] = {}
         self.results: list[Result] = []
+        self.now = 0.0
 
     def send(self, number: int, adapter: int, prompt: int = 2) -> str:
         """Send a prompt with the adapter `number` of the engine, which is `adapter` of the folder."""
@@ -54,8 +55,8 @@ class Session:
         return name
 
     def turn(self) -> None:
-        self.results += self.core.adapters.advance()
-        for output in self.core.step(0.0):
+        self.results += self.core.adapters.advance(self.now)
+        for output in self.core.step(self.now):
             self.outputs.setdefault(output.request_id, []).append(output)
 
     def load(self, number: int, adapter: str) -> None:
@@ -142,6 +143,19 @@ def test_no_layer_changes_while_a_step_begins(running: Running) -> None:
     turn.result()
     session.check()
     assert columns.num_columns > before
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_an_adapters_trial_arrives_when_it_is_sent(running: Running, mode: str) -> None:
+    session = running.open(batching_mode=mode, batching_window_seconds=60.0)
+    session.now = 1e5
+    session.load(1, "1")
+    for _ in range(100):
+        session.turn()
+    assert not session.results
+    session.now += 61
+    assert session.settle() == [AdapterLoaded(1)]
+    assert session.core.stats().batch_wait_seconds == 61
 
 
 def test_the_next_adapter_gets_the_columns_of_one_that_left(running: Running) -> None:
