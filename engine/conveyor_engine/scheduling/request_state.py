@@ -239,7 +239,12 @@ class RequestState:
         picture = self.next_picture
         if picture is None or picture.start > self.num_scheduled_tokens:
             return None
-        return WantedPicture(picture.digest, self.payload)
+        return WantedPicture(picture.digest, picture.end - picture.start, self.payload)
+
+    @property
+    def held_pictures(self) -> list[bytes]:
+        """Return the digests of the reported pictures that have tokens to schedule."""
+        return [each.digest for each in self.pictures[: self.num_encoded] if each.end > self.num_scheduled_tokens]
 
     def note_encoded(self, digests: Collection[bytes]) -> None:
         """Note the next picture if it is among those that are encoded."""

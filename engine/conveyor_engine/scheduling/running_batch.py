@@ -99,9 +99,10 @@ class RunningBatch:
     def want_pictures(self, step: Step) -> bool:
         """Let the step encode the pictures that requests wait for, if any. Requests take turns after each picture."""
         if self._encodes_beside:
-            seeing = (request for request in self._rows_to_step() if request.pictures)
+            seeing = [request for request in self._rows_to_step() if request.pictures]
             in_turns = sorted(seeing, key=lambda request: (request.level, request.num_encoded))
             step.wanted_pictures += [wanted for each in in_turns if (wanted := each.wanted_picture) is not None]
+            step.held_pictures += [digest for each in seeing for digest in each.held_pictures]
         return bool(step.wanted_pictures)
 
     def start_step(self, step: Step) -> StepPlan:

@@ -38,6 +38,7 @@ class Step:
     num_tokens: int = 0
     num_logits: int = 0
     wanted_pictures: list[WantedPicture] = field(default_factory=list)  # to encode beside the step
+    held_pictures: list[bytes] = field(default_factory=list)  # encoded ones whose features are still needed
     largest_tokens: int = 0  # the most tokens of one request
     num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
     work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order
@@ -82,6 +83,7 @@ class Step:
             num_logits=[work.num_scored + work.num_logits for work in self.work],
             num_decodes=len(self.decodes),
             wanted_pictures=self.wanted_pictures,
+            held_pictures=self.held_pictures,
         )
         for work in self.work:
             work.request.num_scheduled_tokens += work.num_tokens

@@ -65,6 +65,7 @@ class WantedPicture(msgspec.Struct, frozen=True, array_like=True):
     """A picture for whose features a request waits."""
 
     digest: bytes
+    num_tokens: int  # between its first and its last one: at least as many as its features
     payload: bytes  # of the request
 
 
@@ -91,6 +92,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     new_window_blocks: list[tuple[int, int, list[int]]] = []
     # What to encode beside the step, a part of it in each step, first to last. The step may have no rows then.
     wanted_pictures: list[WantedPicture] = []
+    # Beside wanted pictures: digests of reported ones that rows still need, so that no other may take their place.
+    held_pictures: list[bytes] = []
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):

@@ -149,6 +149,31 @@ def test_an_encoding_that_cannot_begin_holds_up_no_other_request(
     assert outputs["image"][-1].finish_reason == ends
 
 
+@pytest.mark.parametrize("kept_bytes", [1, 256 * 2**20])
+def test_no_image_is_encoded_twice_because_too_many_wait_for_their_steps(
+    seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    """The cache has room for one image, or for all. Steps compute an image in several chunks."""
+    monkeypatch.setattr(slices, "_ALONE_SECONDS", 10.0)
+    monkeypatch.setattr(slices, "SHARE", 100.0)
+    of_kind = seeing("qwen3_vl")
+    core = of_kind.make_core(max_num_batched_tokens=8)
+    assert of_kind.runner._sight is not None
+    of_kind.runner._sight._kept_bytes = kept_bytes
+    encoded: list[str] = []
+    encode = Sight.encode
+
+    def note(sight: Sight, picture: Any) -> Any:
+        encoded.append(threading.current_thread().name)
+        return encode(sight, picture)
+
+    monkeypatch.setattr(Sight, "encode", note)
+    for number in range(4):
+        add(core, str(number), of_kind.make_prompt([make_image(120, 120, number)], 4))
+    run(core)
+    assert encoded == ["encoder"] * 4
+
+
 class SlowSight:
     """Encodes with ten functions of torch, of a second each."""
 
@@ -168,6 +193,9 @@ class SlowSight:
     def has_kept(self, digest: bytes) -> bool:
         return digest in self.kept
 
+    def has_room(self, num_places: int, _: Any) -> bool:
+        return num_places < 10
+
 
 def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_grown(
     monkeypatch: pytest.MonkeyPatch,
@@ -178,10 +206,18 @@ def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_gr
     encoder = slices.SlicedEncoder(sight)
     picture = Picture(1, {})
     placed = PlacedPicture(PictureSpan(0, 1, b"digest"), picture)
-    wanted = [WantedPicture(b"digest", encode_pictures([placed]))]
+    wanted = [WantedPicture(b"digest", 1, encode_pictures([placed]))]
     passed = []
-    while not encoder.encode(wanted, 1.0):
+    while not encoder.encode(wanted, [], 1.0):
         passed.append(sight.now)
     assert passed[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 3]
     assert sight.now == 10
     assert sight.kept == [b"digest"]
+
+
+def test_a_later_image_does_not_overtake_one_that_waits_for_room() -> None:
+    sight: Any = SlowSight()
+    large, small = (WantedPicture(name, size, b"") for name, size in ((b"large", 10), (b"small", 1)))
+    encoder = slices.SlicedEncoder(sight)
+    assert encoder.encode([large, small], [], None) == []
+    assert sight.now == 0

@@ -83,6 +83,23 @@ def test_a_preempted_or_aborted_request_wants_no_image() -> None:
     assert request.num_encoded == 0
 
 
+def test_a_plan_with_wanted_images_names_those_that_rows_still_need() -> None:
+    scheduler = make_waiting_scheduler(max_num_batched_tokens=8)
+    scheduler.add_request(make_seeing("a", (0, 9)))
+    scheduler.add_request(make_seeing("b", (0, 9)))
+    assert step(scheduler, "a 0")[0].held_pictures == []
+    assert [step(scheduler)[0].held_pictures for _ in range(3)] == [[b"a 0"], [b"a 0"], []]
+
+
+def test_an_aborted_request_needs_no_image() -> None:
+    scheduler = make_waiting_scheduler(max_num_batched_tokens=8)
+    scheduler.add_request(make_seeing("a", (0, 9)))
+    scheduler.add_request(make_seeing("b", (0, 9)))
+    step(scheduler, "a 0")
+    scheduler.abort("a")
+    assert step(scheduler)[0].held_pictures == []
+
+
 def test_an_image_in_the_prefix_cache_is_not_wanted() -> None:
     scheduler = make_waiting_scheduler()
     request = make_seeing("first", (0, 9))

@@ -8,7 +8,7 @@ requests.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
@@ -233,8 +233,18 @@ class Sight:
         return found
 
     def has_kept(self, digest: bytes) -> bool:
-        """Return whether the features of this picture are kept."""
-        return digest in self._features
+        """Return whether the features of this picture are kept. They are then dropped after those of all others."""
+        if digest not in self._features:
+            return False
+        self._features.move_to_end(digest)
+        return True
+
+    def has_room(self, num_places: int, held: Iterable[bytes]) -> bool:
+        """Return whether features of so many places can be kept beside those of the held pictures, if any are kept."""
+        kept = [features for digest in held if (features := self._features.get(digest))]
+        num_bytes = sum(map(_count_bytes, kept))
+        num_kept_places = sum(len(features[0]) for features in kept)  # all places have equally many bytes
+        return not kept or num_bytes * (num_kept_places + num_places) <= self._kept_bytes * num_kept_places
 
     def keep(self, digest: bytes, features: Features) -> Features:
         """Keep the features, and drop the least recently used ones that exceed the bytes."""

@@ -34,9 +34,10 @@ class SlicedEncoder:
         self._digest = b""  # of the picture that the call encodes
         self._seconds = 0.0  # negative after a slice that took longer: one function of torch is never cut
 
-    def encode(self, wanted: Sequence[WantedPicture], step_seconds: float | None) -> list[bytes]:
+    def encode(self, wanted: Sequence[WantedPicture], held: Sequence[bytes], step_seconds: float | None) -> list[bytes]:
         """Encode wanted pictures for a share of the step's time. Returns the digests of those that are done.
 
+        held: pictures that are done and still needed. None is begun whose features would take the place of theirs.
         step_seconds: None: the step has no rows. A picture whose encoding raises counts as done: the step of its tokens
         encodes it again, and fails with its request.
         """
@@ -45,7 +46,15 @@ class SlicedEncoder:
         if self._call is not None and self._digest not in {each.digest for each in wanted}:
             self._call.cancel()
             self._call = None
-        return [each.digest for each in wanted if self._sight.has_kept(each.digest) or self._go_on(each)]
+        done = {digest for digest in (*held, *(each.digest for each in wanted)) if self._sight.has_kept(digest)}
+        for each in wanted:
+            if each.digest in done:
+                continue
+            if self._call is None and not self._sight.has_room(each.num_tokens, done):
+                break  # a smaller one must not overtake it again and again
+            if self._go_on(each):
+                done.add(each.digest)
+        return [each.digest for each in wanted if each.digest in done]
 
     def _go_on(self, wanted: WantedPicture) -> bool:
         """Encode the picture until the time is over, unless another is being encoded. Returns whether it is done."""
