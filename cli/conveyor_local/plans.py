@@ -154,10 +154,12 @@ class PodPlanner:
         return found
 
     def _write_adapters(self, folders: Folders) -> Path:
-        """Write the list of adapters with the folders of this machine."""
+        """Write the list of adapters with the folders of this machine, which later runs use again."""
         content = yaml.safe_load(self._adapters)
-        here = {name: each | {"directory": folders.translate(each["directory"])} for name, each in content.items()}
+        for each in content.values():
+            each["directory"] = folders.translate(each["directory"])
+            each.pop("removable", None)
         path = self.folder / f"{self._service.name}-{names.ADAPTER_LIST_KEY}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(here))
+        path.write_text(yaml.safe_dump(content))
         return path

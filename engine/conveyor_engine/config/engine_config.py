@@ -118,7 +118,8 @@ class EngineConfig:
     adapters_file: str = setting(
         "",
         "YAML file of further LoRA adapters, which may change while the engine runs: NAME: {uri: ..., directory: ...}. "
-        "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request",
+        "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request. With "
+        "`removable: true`, the directory is removed when no adapter of the file has it any more",
         TEXT,
     )
     task: str = setting(

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
+from conveyor_engine.fetching.downloads import partial_of
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.preview import NO_TASK, check_before_weights
@@ -117,7 +118,7 @@ def _fetch_once(uri: str, source: Source, directory: Path, wanted: re.Pattern[st
             _add_missing(source, marker, directory, wanted)
             return
         model = source.describe()
-        partial = directory.with_name(f".{directory.name}.partial")
+        partial = partial_of(directory)
         partial.mkdir(exist_ok=True)
         try:
             files = _fetch_files(source, model, partial, wanted, _find_file(uri), task)

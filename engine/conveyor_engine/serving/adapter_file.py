@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,6 +22,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import ADAPTERS_MAX
 from conveyor_engine.errors import ModelError, explain_crash
+from conveyor_engine.fetching.downloads import remove_download
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.wire.worker import ServedAdapter
 from conveyor_process.log import quote
@@ -39,10 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an adapter is, and where from it has to be downloaded. Empty: it is there already."""
+    """Where an adapter is, and where from it has to be downloaded. Empty: it is there already.
+
+    removable: whether the directory is for this engine alone, so that it goes when no adapter has it any more.
+    """
 
     directory: Annotated[str, msgspec.Meta(max_length=1024)]
     uri: str = ""
+    removable: bool = False
 
 
 class AdapterFile:
@@ -56,7 +61,8 @@ class AdapterFile:
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
-        self._loads: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], str] = {}  # downloads and loads, and their directories
+        self._removable: set[str] = set()  # directories
         self._states: dict[str, AdapterState] = {}
         self._retired: dict[int, float] = {}  # numbers that no new request selects, and when they may be unloaded
         self._is_settled = False
@@ -79,12 +85,13 @@ class AdapterFile:
                 try:
                     self._look()
                     self._unload()
+                    await self._clean()
                 except Exception:
                     _log.exception("event=adapters_file_not_followed consequence=another_attempt")
                 self._is_settled |= all(state.state != "Loading" for state in self._states.values())
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
-            for task in (*self._tasks.values(), *self._loads):
+            for task in self._running:
                 task.cancel()
 
     def _look(self) -> None:
@@ -119,7 +126,14 @@ class AdapterFile:
         self._cancel(name)
         self._served.setdefault(name, ServedAdapter(0, source.directory))
         self._states[name] = AdapterState(source.directory, "Loading", serves=self._served[name].number > 0)
-        self._tasks[name] = asyncio.create_task(self._bring(name, source))
+        self._removable |= {source.directory} if source.removable else set()
+        self._tasks[name] = self._start(self._bring(name, source), source.directory)
+
+    def _start(self, work: Coroutine[None, None, None], directory: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running[task] = directory
+        task.add_done_callback(self._running.pop)
+        return task
 
     def _remove(self, name: str) -> None:
         self._cancel(name)
@@ -142,6 +156,16 @@ class AdapterFile:
                 del self._retired[number]
                 self._engine.unload_adapter(number)
 
+    async def _clean(self) -> None:
+        """Remove the directories that nothing uses any more. The file is not read meanwhile, so nothing begins to."""
+        used = {*self._running.values()}
+        used |= {each.directory for each in self._sources.values()} | {each.directory for each in self._served.values()}
+        for directory in sorted(self._removable - used):
+            if not any(Path(each).is_relative_to(directory) for each in used):
+                self._removable.discard(directory)
+                await asyncio.to_thread(remove_download, Path(directory))
+                _log.info("event=adapter_files_removed directory=%s", quote(directory))
+
     async def _bring(self, name: str, source: _Source) -> None:
         """Download and load the adapter. Tries again after failures, with growing waits."""
         for wait_seconds in _waits():
@@ -149,10 +173,7 @@ class AdapterFile:
                 if source.uri:
                     async with self._downloads:
                         await _fetch(name, source)
-                load = asyncio.create_task(self._load(name, source))
-                self._loads.add(load)
-                load.add_done_callback(self._loads.discard)
-                await asyncio.shield(load)
+                await asyncio.shield(self._start(self._load(name, source), source.directory))
             except Exception as error:
                 self._fail(name, source, error)
                 await asyncio.sleep(wait_seconds)

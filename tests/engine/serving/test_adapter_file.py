@@ -1,12 +1,14 @@
-"""An adapter that an error of the system keeps away is a failed attempt as others are, and the file is followed on."""
+"""Tests how the file of adapters is followed, with real downloads and an engine that takes each adapter."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.engine.lora import save_adapter
+from safetensors.numpy import save_file
 
 from conveyor_engine.serving import adapter_file
 from conveyor_engine.serving.adapter_file import AdapterFile
@@ -14,14 +16,19 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 class Engine:
-    """Takes each adapter. The first `num_errors` calls of `has_unsent` fail."""
+    """Takes each adapter while `takes` is set. The first `num_errors` calls of `has_unsent` fail."""
 
     def __init__(self, num_errors: int = 0) -> None:
         self.num_errors = num_errors
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.waiting = 0
         self.unloaded: list[int] = []
 
     async def load_adapter(self, number: int, name: str, directory: str) -> None:
-        pass
+        self.waiting += 1
+        await self.takes.wait()
+        self.waiting -= 1
 
     def has_unsent(self, number: int) -> bool:
         self.num_errors -= 1
@@ -51,9 +58,9 @@ def _follow(file: Path, engine: Engine) -> tuple[AdapterFile, "asyncio.Task[None
 
 
 async def test_an_error_of_the_system_is_a_failed_attempt_and_not_the_last(
-    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_adapter(chat_model, tmp_path / "sql", 1)
+    _save(tmp_path / "sql")
     file, python = tmp_path / "adapters.yaml", sys.executable
     file.write_text(f"sql: {{uri: 'pvc://team/sql', directory: {tmp_path / 'sql'}}}")
 
@@ -82,3 +89,46 @@ async def test_the_file_is_followed_on_after_an_unexpected_error(
     await _until(lambda: engine.unloaded == [1])
     following.cancel()
     assert "event=adapters_file_not_followed" in caplog.text
+
+
+async def test_a_download_that_nothing_names_is_removed_from_the_pod_s_own_volume(tmp_path: Path) -> None:
+    file, engine = tmp_path / "adapters.yaml", Engine()
+    for name in ("a", "b", "kept"):
+        _save(tmp_path / name)
+    _save(tmp_path / "a" / "inner")
+    (tmp_path / ".a.partial").mkdir()
+
+    def write(**folders: str) -> None:
+        content = {
+            name: {"uri": f"pvc://team/{at}", "directory": str(tmp_path / at), "removable": at != "kept"}
+            for name, at in folders.items()
+        }
+        file.write_text(json.dumps(content))
+
+    write(one="a", same="a", two="kept", inner="a/inner")
+    adapters, following = _follow(file, engine)
+    await _until(lambda: {each.state for each in adapters.states.values()} == {"Ready"})
+    write(one="a", inner="a/inner")
+    await _until(lambda: len(engine.unloaded) == 2)
+    assert (tmp_path / "a").exists(), "another adapter has the same folder"
+
+    engine.takes.clear()
+    write(one="b", inner="a/inner")
+    await _until(lambda: engine.waiting == 1)
+    write(inner="a/inner")
+    await _until(lambda: "one" not in adapters.states)
+    await asyncio.sleep(0.1)
+    assert (tmp_path / "b").exists(), "the engine reads it"
+    engine.takes.set()
+    await _until(lambda: not (tmp_path / "b").exists())
+    assert (tmp_path / "a" / "inner").exists(), "another adapter has a folder in it"
+    write()
+    await _until(lambda: not (tmp_path / "a").exists() and not (tmp_path / ".a.partial").exists())
+    assert (tmp_path / "kept").exists(), "other pods may use it"
+    following.cancel()
+
+
+def _save(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({"a": np.zeros(1)}, folder / "adapter_model.safetensors")
