@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ class SeeingReference:
             "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
         }  # fmt: skip
         config = EngineConfig(**(values | changes))
-        self.runner = GenerateRunner(config, open_placement(config))
+        self.lines: list[str] = []
+        self.runner = GenerateRunner(config, open_placement(config), self.lines.append)
         return EngineCore(config, self.runner)
 
 
@@ -225,7 +227,12 @@ def test_the_memory_of_the_largest_image_is_measured_at_the_start_and_left_free(
     monkeypatch.setattr(Sight, "encode", need)
     monkeypatch.setattr(RunnerStart, "allocate_cache", lambda *all_: (left.append(all_[4]), allocate(*all_))[1])
     of_kind.make_core(warmup=True)
+    lines = [line for line in of_kind.lines if "largest_image" in line]
+    assert re.fullmatch(
+        r"event=largest_image_begun mib=\d+\nevent=largest_image_encoded seconds=[\d.]+ mib=\d+", "\n".join(lines)
+    )
     of_kind.make_core(warmup=False)
+    assert not any("largest_image" in line for line in of_kind.lines)
     assert left[0] - left[1] > needed * 0.9
 
 

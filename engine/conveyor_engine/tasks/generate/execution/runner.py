@@ -83,7 +83,7 @@ class GenerateRunner(Runner):
         layers, shapes = probe_layers(self.model, self.device)
         if shapes:
             self._prepare_states(start, layers, shapes, placement)
-        self._sight, blind_because = open_sight(self.model, towers, config, layers, shapes)
+        self._sight, blind_because = open_sight(self.model, towers, start, layers, shapes)
         start.fuse(self.model, len(layers))
         self._adapters: ModelAdapters | None = None
         if adapters or config.adapters_file:

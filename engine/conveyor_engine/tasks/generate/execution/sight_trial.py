@@ -6,6 +6,7 @@ image, or before it if its tokens see each other.
 """
 
 import inspect
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 from PIL import Image
 from transformers import PreTrainedModel, __version__
 
-from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.backend import LayerShape
@@ -25,6 +25,7 @@ from conveyor_engine.execution.largest_step import measure_resident, measure_ste
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.towers import Tower
+from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States
 from conveyor_engine.tasks.generate.chat_pictures import ChatPictures, load_chat_pictures
 from conveyor_engine.tasks.generate.execution.sight import Ahead, Sight, unpack
@@ -39,20 +40,20 @@ _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-2, 0.15
 
 
 def open_sight(
-    model: PreTrainedModel, towers: list[Tower], config: EngineConfig, layers: list[LayerShape], shapes: Shapes
+    model: PreTrainedModel, towers: list[Tower], start: RunnerStart, layers: list[LayerShape], shapes: Shapes
 ) -> tuple[Sight | None, str]:
     """Return the model's encoders, closed; or None, and why the engine serves the model without images."""
     if not towers:
         return None, NO_IMAGES
     try:
-        reader = load_chat_pictures(Path(config.model))
+        reader = load_chat_pictures(Path(start.config.model))
         if "mm_encoder_outputs" not in inspect.signature(model.base_model.forward).parameters:
             raise ModelError(f"{type(model).__name__} of transformers {__version__} takes no encoded images")
         sight = Sight(model, towers, reader.place_id)
         try:
             _check_sight(sight, reader, layers, shapes)
-            if config.warmup or model.device.type == "cuda":
-                sight.step_bytes = _measure_largest(sight, reader.read_largest())
+            if start.config.warmup or model.device.type == "cuda":
+                sight.step_bytes = _measure_largest(sight, reader.read_largest(), start.progress)
         finally:
             sight.close()
     except ModelError as error:
@@ -60,13 +61,18 @@ def open_sight(
     return sight, ""
 
 
-def _measure_largest(sight: Sight, largest: Picture) -> int:
+def _measure_largest(sight: Sight, largest: Picture, progress: Progress) -> int:
     """Return the bytes that the encoder needs for the largest image. On a CPU, the first run also loads the weights."""
-    device = sight.model.device
+    device, began = sight.model.device, time.monotonic()
+    read_bytes = sum(len(tensor.data) for tensor in largest.tensors.values())
+    progress(f"event=largest_image_begun mib={read_bytes / 2**20:.0f}")
     if device.type == "cpu":
-        return measure_resident(lambda: sight.encode(largest))
-    size = "an image of two megapixels"
-    return measure_step(device, size, "the weights' precision", lambda: sight.encode(largest))
+        needed = measure_resident(lambda: sight.encode(largest))
+    else:
+        size = "an image of two megapixels"
+        needed = measure_step(device, size, "the weights' precision", lambda: sight.encode(largest))
+    progress(f"event=largest_image_encoded seconds={time.monotonic() - began:.1f} mib={needed / 2**20:.0f}")
+    return needed
 
 
 def _check_sight(sight: Sight, reader: ChatPictures, layers: list[LayerShape], shapes: Shapes) -> None:
