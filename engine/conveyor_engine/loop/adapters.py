@@ -1,11 +1,13 @@
 """Loads and unloads LoRA adapters between steps, while requests run. Used by `core`.
 
-An adapter is loaded one layer at a time, so that it delays a step by a few milliseconds. Then a trial request with the
-adapter runs beside the others, as in the warm-up. An adapter is unloaded once no request has it.
+A thread reads an adapter's files, for which no step waits. If its volume hangs, later adapters wait too. Then the
+adapter is loaded one layer at a time, so that it delays a step by a few milliseconds, and a trial request with it runs
+beside the others, as in the warm-up. An adapter is unloaded once no request has it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -29,18 +31,26 @@ class Adapters:
     """The adapters that requests may have, by their numbers, and those that come and go."""
 
     def __init__(
-        self, executor: TakesAdapters, scheduler: Scheduler, task: Task, number: int, between_steps: _Call
+        self,
+        executor: TakesAdapters,
+        scheduler: Scheduler,
+        task: Task,
+        number: int,
+        between_steps: _Call,
+        wake: Callable[[], None],
     ) -> None:
         """number: of the adapters that were loaded at the start, which have the numbers from 1 on.
 
         between_steps: calls a function while no step begins, because that reads what the function may change.
+        wake: called in another thread when `advance` has something to do.
         """
         self._executor, self._scheduler, self._task = executor, scheduler, task
-        self._between_steps = between_steps
+        self._between_steps, self._wake = between_steps, wake
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         self._usable = set(range(number + 1))  # 0: none
         self._waiting: deque[LoadAdapter] = deque()
         self._loading: LoadAdapter | None = None
-        self._layers: Iterator[None] = iter(())
+        self._layers: Future[Iterator[None]] | None = None
         self._is_on_trial = False
         self._leaving: set[int] = set()
         self._results: list[AdapterLoaded | AdapterFailed] = []
@@ -52,7 +62,7 @@ class Adapters:
     @property
     def is_due(self) -> bool:
         """Return whether `advance` has something to do. It may also be called at any other time."""
-        loads = bool(self._waiting) if self._loading is None else not self._is_on_trial
+        loads = bool(self._waiting) if self._loading is None else self._is_read
         return loads or bool(self._results) or any(not self._is_in_use(number) for number in self._leaving)
 
     def load(self, message: LoadAdapter) -> None:
@@ -74,18 +84,31 @@ class Adapters:
             self._between_steps(partial(self._executor.unload_adapter, number))
         if self._loading is None and self._waiting:
             self._loading = message = self._waiting.popleft()
-            self._layers = self._executor.load_adapter(message.number, message.name, message.directory)
-        if self._loading is not None and not self._is_on_trial:
-            try:
-                if self._between_steps(lambda: next(self._layers, _END)) is _END:
-                    self._try(now)
-            except ModelError as error:
-                self._fail(error.reason, str(error))
-            except Exception as error:  # nothing else uses what was written so far
-                reason, why = explain_crash(error)
-                self._fail(reason, f"the adapter {self._loading.name!r} cannot be used: {why}")
+            named = message.number, message.name, message.directory
+            self._layers = self._reader.submit(self._executor.load_adapter, *named)
+            self._layers.add_done_callback(lambda _: self._wake())
+        if self._is_read:
+            self._load_layer(now)
         results, self._results = self._results, []
         return results
+
+    @property
+    def _is_read(self) -> bool:
+        """Return whether a layer can be loaded, or the trial can start."""
+        return self._layers is not None and self._layers.done() and not self._is_on_trial
+
+    def _load_layer(self, now: float) -> None:
+        assert self._loading is not None
+        assert self._layers is not None
+        try:
+            layers = self._layers.result()
+            if self._between_steps(lambda: next(layers, _END)) is _END:
+                self._try(now)
+        except ModelError as error:
+            self._fail(error.reason, str(error))
+        except Exception as error:  # nothing else uses what was written so far
+            reason, why = explain_crash(error)
+            self._fail(reason, f"the adapter {self._loading.name!r} cannot be used: {why}")
 
     def take_trial(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Return the outputs without those of the trial, which it judges."""
@@ -128,5 +151,5 @@ class Adapters:
         self._end(AdapterFailed(self._loading.number, reason, message))
 
     def _end(self, result: AdapterLoaded | AdapterFailed) -> None:
-        self._loading, self._layers = None, iter(())
+        self._loading = self._layers = None
         self._results.append(result)

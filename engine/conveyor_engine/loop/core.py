@@ -48,12 +48,14 @@ class EngineCore:
         overlap: bool = False,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
         progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
         clock: the clock that `now` of `step` comes from. If there are objectives, it measures the steps.
         grammars: builds the constraints on requests' tokens; None: requests have none.
+        wake: called in another thread when `adapters` has something to do.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.
         """
         self.executor = executor
@@ -70,7 +72,7 @@ class EngineCore:
             self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
         self._overlap = Overlap(executor) if overlap else None
         of_adapters = cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
-        self.adapters = Adapters(*of_adapters, _call if self._overlap is None else self._overlap.call)
+        self.adapters = Adapters(*of_adapters, _call if self._overlap is None else self._overlap.call, wake)
         self.longest_warmup_step_seconds = self.warmup_seconds = 0.0
         if config.warmup:
             started = time.monotonic()

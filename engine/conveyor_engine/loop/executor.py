@@ -56,7 +56,10 @@ class TakesAdapters(Protocol):
     """What an executor also does if its task has adapters."""
 
     def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
-        """Load a LoRA adapter, layer by layer, with steps in between. Raises ModelError, and leaves nothing then.
+        """Read a LoRA adapter's files. This may take long, and runs in another thread than the steps.
+
+        Returns an iterator that loads one layer at a time, with steps in between. Both raise ModelError, and leave
+        nothing then.
 
         number: what rows of later plans have for it; no other adapter has had it.
         """

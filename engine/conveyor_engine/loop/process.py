@@ -299,7 +299,7 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     masks = Masks(directory / "tokenizer.json", facts.vocab_size, facts.eos_token_ids, facts.max_num_seqs, channel.wake)
     grammars = Grammars(masks, facts.vocab_size, facts.eos_token_ids)
     overlap = facts.device != "cpu"
-    return EngineCore(config, runner, progress, tokenizer, overlap=overlap, grammars=grammars)
+    return EngineCore(config, runner, progress, tokenizer, overlap=overlap, grammars=grammars, wake=channel.wake)
 
 
 def main(load: Load = _load) -> int:

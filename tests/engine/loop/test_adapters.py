@@ -1,10 +1,13 @@
 """Adapters are loaded and unloaded between steps: answers equal those of PEFT before, during and after."""
 
 import json
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tests.engine.references import Reference, add, tokens_of
 
 from conveyor_engine import cgroup
 from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.execution.models import adapter_files
 from conveyor_engine.execution.models.adapters import AdaptedLinear, NativeAdaptedLinear
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.messages import AdapterFailed, AdapterLoaded, LoadAdapter
@@ -45,7 +49,7 @@ class Session:
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.sent: dict[str, tuple[int, int]] = {}
         self.results: list[Result] = []
-        self.now = 0.0
+        self.now, self.num_loading = 0.0, 0
 
     def send(self, number: int, adapter: int, prompt: int = 2) -> str:
         """Send a prompt with the adapter `number` of the engine, which is `adapter` of the folder."""
@@ -55,15 +59,24 @@ class Session:
         return name
 
     def turn(self) -> None:
-        self.results += self.core.adapters.advance(self.now)
+        results = self.core.adapters.advance(self.now)
+        self.results += results
+        self.num_loading -= len(results)
         for output in self.core.step(self.now):
             self.outputs.setdefault(output.request_id, []).append(output)
 
     def load(self, number: int, adapter: str) -> None:
+        self.num_loading += 1
         self.core.adapters.load(LoadAdapter(number, f"a{number}", str(self.running.folder / adapter)))
 
+    def read(self) -> None:
+        """Wait until an adapter's files are read."""
+        self.results += self.core.adapters.advance(self.now)
+        while not self.core.adapters.is_due:
+            time.sleep(0.01)
+
     def settle(self) -> list[Result]:
-        while self.core.has_unfinished() or self.core.adapters.is_due:
+        while self.num_loading or self.core.has_unfinished() or self.core.adapters.is_due:
             self.turn()
         results, self.results = self.results, []
         return results
@@ -92,7 +105,7 @@ def test_answers_equal_pefts_before_during_and_after_each_change(running: Runnin
     session.send(0, 0)
     for number in (1, 2, 3):
         session.load(number, str(number))
-    for turns in range(500):
+    for turns in count():
         if turns % 9 == 0:
             for number in filter(session.core.adapters.has, range(4)):
                 session.send(number, number, turns % 6)
@@ -132,6 +145,7 @@ def test_no_layer_changes_while_a_step_begins(running: Running) -> None:
     assert begins.wait(60)
     hook.remove()
     session.load(2, "2")
+    session.read()
     columns = session.core.executor._adapters.of_step  # type: ignore[attr-defined]
     before = columns.num_columns
     turns = ThreadPoolExecutor(1)
@@ -150,12 +164,64 @@ def test_an_adapters_trial_arrives_when_it_is_sent(running: Running, mode: str) 
     session = running.open(batching_mode=mode, batching_window_seconds=60.0)
     session.now = 1e5
     session.load(1, "1")
-    for _ in range(100):
+    while not session.core.scheduler.requests:
         session.turn()
+    session.turn()
     assert not session.results
     session.now += 61
     assert session.settle() == [AdapterLoaded(1)]
     assert session.core.stats().batch_wait_seconds == 61
+
+
+def test_files_that_change_after_they_are_read_change_nothing(running: Running, tmp_path: Path) -> None:
+    session = running.open()
+    shutil.copytree(running.folder / "3", tmp_path / "3")
+    session.load(1, str(tmp_path / "3"))
+    session.read()
+    (tmp_path / "3" / "adapter_model.safetensors").write_bytes(b"")
+    assert session.settle() == [AdapterLoaded(1)]
+    session.send(1, 3)
+    session.check()
+    session.load(2, str(tmp_path / "3"))
+    (failed,) = session.settle()
+    assert isinstance(failed, AdapterFailed)
+    assert failed.reason is FailureReason.MODEL_UNREADABLE
+
+
+def test_a_volume_that_hangs_delays_no_step_and_no_other_adapter(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running.open()
+    session.load(1, "1")
+    session.settle()
+    answers_again, read = threading.Event(), adapter_files.read_object
+    monkeypatch.setattr(adapter_files, "read_object", lambda path: answers_again.wait(60) and read(path))
+    session.load(2, "2")
+    session.send(1, 1)
+    session.send(0, 0)
+    session.core.adapters.unload(1)
+    while session.core.has_unfinished() or session.core.adapters.is_due:
+        session.turn()
+    assert session.num_loading == 1
+    assert session.core.executor._adapters.of_step.find_free(32).start == 0  # type: ignore[attr-defined]
+    answers_again.set()
+    assert session.settle() == [AdapterLoaded(2)]
+    session.check()
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("WEIGHTS_BYTES_MAX", 1000, "bytes, but at most 1000 are read"),
+    ("free_memory_bytes", lambda: 1000, "bytes, and twice as many are not free in memory"),
+])  # fmt: skip
+def test_a_file_that_is_too_large_is_not_read(
+    running: Running, monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
+) -> None:
+    session = running.open()
+    monkeypatch.setattr(adapter_files, name, value)
+    session.load(1, "1")
+    (failed,) = session.settle()
+    assert isinstance(failed, AdapterFailed)
+    assert message in failed.message
 
 
 def test_the_next_adapter_gets_the_columns_of_one_that_left(running: Running) -> None:

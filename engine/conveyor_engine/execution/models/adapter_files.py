@@ -6,6 +6,7 @@ other answers. Source of the method: LoRA (arXiv 2106.09685), rank-stabilised sc
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,10 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
+from conveyor_engine.cgroup import free_memory_bytes
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.models.quantized.checkpoint import FLOATS
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -29,7 +30,9 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NAME = re.compile("[A-Za-z0-9_.]+")
 _WEIGHT = re.compile(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight")
 RANK_MAX = 512
-_FLOATS = ", ".join(sorted(FLOATS))
+_Tensors = dict[str, dict[str, Any]]  # by name: "dtype", "shape" and "data"
+WEIGHTS_BYTES_MAX = 8 << 30  # rank 256 in all layers of a model of 70B parameters, with 16 bits
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,17 @@ _CHANGING = _Config.__struct_fields__[_Config.__struct_fields__.index("lora_bias
 
 
 class Adapter:
-    """One adapter, whose configuration and sizes have been checked. Its matrices are read layer by layer."""
+    """One adapter, whose configuration and sizes have been checked. Its files are in memory.
+
+    They are not mapped: a file that becomes shorter would end the process, and a slow volume would stop steps.
+    """
 
     def __init__(self, name: str, directory: str) -> None:
-        """Raises ModelError, which names the adapter."""
+        """Read the files. Raises ModelError, which names the adapter."""
         self.name, folder = name, Path(directory)
         with self._naming_the_adapter():
-            self._config, self._file = _read_config(folder), _open_weights(folder)
-            self.shapes = _read_shapes(self._file, folder / WEIGHTS_FILE)  # by the name of the layer in the model
+            self._config, self._tensors = _read_config(folder), _read_weights(folder)
+            self.shapes = _read_shapes(self._tensors, folder / WEIGHTS_FILE)  # by the name of the layer in the model
 
     @property
     def rank(self) -> int:
@@ -109,9 +115,9 @@ class Adapter:
         return max(shape.rank for shape in self.shapes.values())
 
     def read(self, layer: str, dtype: torch.dtype) -> Factors:
-        """Read the matrices of a layer of the model, on the host. Raises ModelError."""
+        """Return the matrices of a layer of the model, on the host. Raises ModelError."""
         with self._naming_the_adapter():
-            down, up = (self._file.get_tensor(f"{_PREFIX}{layer}.lora_{side}.weight") for side in "AB")
+            down, up = (_view(self._tensors[f"{_PREFIX}{layer}.lora_{side}.weight"]) for side in "AB")
             scale = self._config.scale_of(layer, len(down))
             factors = Factors(down.to(dtype), (up.float().t() * scale).to(dtype))
             if not (factors.down.isfinite().all() and factors.up.isfinite().all()):
@@ -161,26 +167,37 @@ def _read_config(directory: Path) -> _Config:
     return config
 
 
-def _open_weights(directory: Path) -> Any:
+def _read_weights(directory: Path) -> _Tensors:
     path = _find_file(directory, WEIGHTS_FILE, "safetensors")
     try:
-        return safe_open(path, framework="pt")
+        with path.open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes > WEIGHTS_BYTES_MAX:
+                raise ModelError(f"{path} has {num_bytes} bytes, but at most {WEIGHTS_BYTES_MAX} are read")
+            if 2 * num_bytes > free_memory_bytes():  # while `deserialize` copies
+                message = f"{path} has {num_bytes} bytes, and twice as many are not free in memory"
+                raise ModelError(message, reason=FailureReason.OUT_OF_MEMORY)
+            return dict(deserialize(file.read(num_bytes)))  # type: ignore[no-untyped-call]
     except (SafetensorError, OSError) as error:
         message = f"{path} cannot be read: {error}"
         raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
 
 
-def _read_shapes(file: Any, path: Path) -> dict[str, AdapterShape]:
-    """Read the sizes of all layers' matrices from the file's header. Raises ModelError."""
+def _view(stored: dict[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(stored["data"], dtype=_FLOATS[stored["dtype"]]).view(stored["shape"])
+
+
+def _read_shapes(tensors: _Tensors, path: Path) -> dict[str, AdapterShape]:
+    """Return the sizes of all layers' matrices. Raises ModelError."""
     sides: dict[str, dict[str, list[int]]] = {}
-    for key in file.keys():  # noqa: SIM118  # it is no mapping
+    for key, stored in tensors.items():
         match = _WEIGHT.fullmatch(key)
         if match is None:
             raise ModelError(f"{path} has the tensor {key!r}, which is no weight of plain LoRA")
-        stored = file.get_slice(key)
-        if (kind := str(stored.get_dtype())) not in FLOATS:
-            raise ModelError(f"{path} has {key} as {kind}: the adapter is quantized; use one with weights in {_FLOATS}")
-        sides.setdefault(match[1], {})[match[2]] = stored.get_shape()
+        if (kind := stored["dtype"]) not in _FLOATS:
+            floats = ", ".join(sorted(_FLOATS))
+            raise ModelError(f"{path} has {key} as {kind}: the adapter is quantized; use one with weights in {floats}")
+        sides.setdefault(match[1], {})[match[2]] = stored["shape"]
     if not sides:
         raise ModelError(f"{path} has no tensors")
     return {layer: _find_shape(layer, found) for layer, found in sides.items()}

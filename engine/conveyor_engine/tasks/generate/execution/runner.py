@@ -156,9 +156,13 @@ class GenerateRunner(Runner):
             self._forward(tokens, tokens, 0, PagedStep(self.backend, metadata, token_rows=tokens[0]), ())
 
     def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
-        """Load an adapter between steps, as `ModelAdapters.load` does. Graphs are captured again if they have to be."""
+        """Read an adapter. Returns an iterator that loads it between steps, as `ModelAdapters.load` does."""
+        return self._load(number, Adapter(name, directory))
+
+    def _load(self, number: int, adapter: Adapter) -> Iterator[None]:
+        """Load an adapter. Graphs are captured again if they have to be."""
         assert self._adapters is not None
-        for is_moved in self._adapters.load(number, Adapter(name, directory)):
+        for is_moved in self._adapters.load(number, adapter):
             if is_moved:
                 self._capture_adapted()
             yield
