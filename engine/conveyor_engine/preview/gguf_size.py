@@ -13,8 +13,7 @@ from conveyor_engine.gguf.header import TensorPlace, read_header
 
 _PLAIN_BITS: Final = 16
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
-# Embeddings, routers and convolutions. A tied head is stored beside the embeddings, in fewer bits.
-_PLAIN: Final = re.compile(r"token_embd|.*\.(ffn_gate_inp|ssm_conv1d|shortconv\.conv)\.")
+_PLAIN: Final = re.compile(r".*\.(ffn_gate_inp|ssm_conv1d|shortconv\.conv)\.")  # routers and convolutions
 _JOINED: Final = re.compile(r"(?<=\.)(attn_[qkv]|ffn_(?:gate|up)(?:_exps|_shexp)?)(?=\.weight$)")
 
 
@@ -23,17 +22,20 @@ def count_gguf_bytes(directory: Path, *, keeps_experts: bool) -> int | None:
 
     keeps_experts: whether the kernels compute the model's experts.
     """
-    tensors = dict(read_header(sorted(directory.glob(f"*{SUFFIX}"))).tensors)
-    if _HEAD not in tensors:
-        tensors[_HEAD] = tensors[_EMBEDDINGS]
+    header = read_header(sorted(directory.glob(f"*{SUFFIX}")))
+    tensors, plain_table = dict(header.tensors), header.architecture.startswith("gemma")  # which scales its rows
+    if _HEAD not in tensors:  # tied, so the kernels have one table, in the head's bits
+        tensors[_HEAD] = tensors[_EMBEDDINGS] if plain_table else tensors.pop(_EMBEDDINGS)
     joined, num_bits, num_weights, num_kept = _find_joined(tensors), 0.0, 0, 0
     for name, place in tensors.items():
+        is_table = name == _EMBEDDINGS
         is_plain = len(place.shape) == 1 or _PLAIN.match(name) or ("_exps" in name and not keeps_experts)
+        is_plain = is_plain or (is_table and plain_table)
         bits = _PLAIN_BITS if is_plain else _find_bits(joined[_JOINED.sub(_name_joined, name)])
         count = math.prod(place.shape)
         num_bits += count * bits
-        num_weights += 0 if name == _EMBEDDINGS else count
-        num_kept += count if bits < _PLAIN_BITS else 0
+        num_weights += 0 if is_table else count
+        num_kept += count if bits < _PLAIN_BITS and not is_table else 0
     return round(num_bits / 8) if 2 * num_kept >= num_weights else None
 
 

@@ -37,7 +37,8 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
 
 def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     values: dict[str, Any] = {
-        "model": "/m", "served_model_name": "s", "adapters": (("a", "/a"), ("b.c", "/b=d")), "task": "custom",
+        "model": "/m", "served_model_name": "s", "adapters": (("a", "/a"), ("b.c", "/b=d")),
+        "adapters_file": "/adapters.yaml", "task": "custom",
         "model_class": "a.b:C",
         "device": "auto", "dtype": "bfloat16", "quantization": "int4",
         "max_model_len": 99, "sampling_defaults": "openai", "tool_parser": "mistral",
@@ -63,7 +64,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     by_variable = parse(environment={f"CONVEYOR_ENGINE_{n.upper()}": v for n, v in text.items()})
     lines = [f'{n}: "{v}"' if isinstance(given[n], str | Lengths) else f"{n}: {v}" for n, v in text.items()]
     lines = ["class_shares: {'9': 20, 5: 50}" if line.startswith("class_shares") else line for line in lines]
-    lines = ["adapters: {a: /a, b.c: /b=d}" if line.startswith("adapters") else line for line in lines]
+    lines = ["adapters: {a: /a, b.c: /b=d}" if line.startswith("adapters:") else line for line in lines]
     by_file = parse("--config", write(tmp_path, "\n".join(lines)))
     assert by_flag == by_variable == by_file == EngineConfig(**values)
 

@@ -84,6 +84,7 @@ class Quantizer:
                 if head is None:
                     packed = quantize(native.pack_linear(part.weight), grid.bits, grid)
                 if isinstance(packed, native.PackedIntegers):
+                    self.num_bytes += packed.data.nbytes if head is None else 0
                     self._model.set_submodule(path, PackedEmbedding(packed, part.weight.dtype))
         self._tied = None
 

@@ -133,7 +133,7 @@ def prepare(
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
         reports_cached_tokens=False, ignored_fields=0, parts=[], parsing=parsing,
     )  # fmt: skip
-    model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0)
+    model = SimpleNamespace(name="tiny", tokenizer=tokenizer, find_adapter=lambda name: 0, adapter_in=lambda name: "")
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
     return cast(AppState, state), prepared
 
