@@ -127,7 +127,7 @@ test-oldest: venv ## Run the tests of execution and of models' answers with the 
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' \
 		-W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning' -m '$(SELECT)' \
 		tests/engine/execution --ignore=tests/engine/execution/native \
-		--ignore=tests/engine/execution/models/test_gguf.py \
+		--ignore-glob='*/models/test_gguf*.py' \
 		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py \
 		tests/bench/test_commands.py::test_a_measurement_beside_sentence_transformers_runs
 
