@@ -59,10 +59,37 @@ def test_the_job_requests_little_beside_an_engine_and_names_what_a_quota_may_req
     little = {"cpu": "100m", "memory": "256Mi"}
     assert pod_requests() == {"requests": little}
     assert pod_requests(requests={"cpu": "16", "memory": "64Gi"}) == {"requests": little}
-    whole = {"nvidia.com/gpu": 1, "cpu": "16", "memory": "64Gi", "ephemeral-storage": "9Gi"}
-    some = pod_requests(limits=whole)
-    assert some["requests"] == little | {"ephemeral-storage": "64Mi"}, "a limit alone would be the request"
-    assert some["limits"] == {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
+    some = pod_requests(requests={"cpu": "250m", "memory": "2Gi"}, limits={"cpu": "16", "memory": "64Gi"})
+    assert some == {"requests": little, "limits": {"cpu": "4", "memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("request_", "limit", "expected"),
+    [
+        ("16", "16", ("1", "1")),
+        (None, "16", ("1", "1")),  # Kubernetes takes the limit as the request
+        ("4", "16", ("250m", "1")),
+        ("1", "16", ("100m", "1")),
+        ("300m", "1", ("300m", "1")),
+        ("400m", "16", ("100m", "4")),
+        ("0", "16", ("100m", "4")),
+    ],
+)
+def test_the_job_s_limit_is_no_more_times_its_request_than_the_engine_s(
+    request_: str | None, limit: str, expected: tuple[str, str]
+) -> None:
+    """A LimitRange with maxLimitRequestRatio refuses other pods, and policies may ask for equal amounts."""
+    requests = {"cpu": request_} if request_ else {}
+    (fetch,) = job_pod(resources={"requests": requests, "limits": {"cpu": limit}})["spec"]["containers"]
+    assert (fetch["resources"]["requests"]["cpu"], fetch["resources"]["limits"]["cpu"]) == expected
+
+
+def test_the_job_of_an_engine_with_equal_amounts_has_equal_amounts() -> None:
+    whole = {"cpu": "16", "memory": "64Gi", "ephemeral-storage": "9Gi"}
+    limits = whole | {"nvidia.com/gpu": 1}
+    (fetch,) = job_pod(resources={"requests": whole, "limits": limits})["spec"]["containers"]
+    assert fetch["resources"]["requests"] == fetch["resources"]["limits"]
+    assert fetch["resources"]["limits"] == {"cpu": "1", "memory": "2Gi", "ephemeral-storage": "2Gi"}
 
 
 def test_only_these_fields_of_a_pod_are_the_job_s() -> None:

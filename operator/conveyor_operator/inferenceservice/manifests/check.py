@@ -7,7 +7,7 @@ Where the engine would run, the node has pulled the image by then. The selectors
 from typing import Final
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests.resources import of_fetch
+from conveyor_operator.inferenceservice.manifests.resources import of_job
 from conveyor_operator.inferenceservice.manifests.scheduling import without_terms_about_engines
 from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
@@ -48,7 +48,7 @@ def _build_template(owner: Owner, template: Object, image: str, runtime: str) ->
         **{key: value for key, value in engine.items() if key not in _NOT_OF_CONTAINER},
         "image": engine["image"] or image,
         "command": list(_COMMANDS[runtime]),
-        "resources": of_fetch(engine["resources"]),
+        "resources": of_job(engine["resources"]),
         "volumeMounts": [mount for mount in engine["volumeMounts"] if mount["name"] in kept],
     }
     spec: Object = {

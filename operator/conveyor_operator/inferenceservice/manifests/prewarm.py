@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests.resources import of_fetch
+from conveyor_operator.inferenceservice.manifests.resources import of_job
 from conveyor_operator.inferenceservice.manifests.scheduling import without_terms_about_engines
 from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
@@ -43,7 +43,7 @@ def build_prewarm(owner: Owner, template: Object, image: str, one_node: bool) ->
 def _build_template(owner: Owner, template: Object, image: str, one_node: bool) -> Object:
     pods, metadata = template["spec"], template["metadata"]
     fetch, *adapters = (
-        {**each, "image": each["image"] or image, "resources": of_fetch(each["resources"])}
+        {**each, "image": each["image"] or image, "resources": of_job(each["resources"])}
         for each in pods["initContainers"]
     )
     left_out = {*_NOT_FETCHED_INTO, *(volume["name"] for volume in pods["volumes"] if _is_of_adapters(volume))}
