@@ -71,6 +71,7 @@ def _any(fields: tuple[Field, ...]) -> str:
 _ONE_STEP: Final = list_tasks(lambda allows: allows.one_step)
 _NO_WORKLOAD: Final = list_tasks(lambda allows: not allows.workload)
 _NO_OBJECTIVES: Final = list_tasks(lambda allows: not allows.objectives)
+_SPECULATION: Final = list_tasks(lambda allows: allows.speculation)
 _NOT_CONTINUOUS: Final = list_tasks(lambda allows: "Continuous" not in allows.modes)
 
 TASK_RULES: Final = (
@@ -151,6 +152,21 @@ TASK_RULES: Final = (
         "model.quantization is for CPUs; set engine.device: Auto, or remove it",
         lambda spec: not _QUANTIZATION.is_set(spec) or spec.engine.device != "CUDA",
         field="model",
+    ),
+    Rule(
+        "!has(self.speculation) || self.runtime == 'Conveyor' && self.engine.device != 'CUDA'"
+        f" && (!has(self.task) || self.task in {list(_SPECULATION)})"
+        " && (!has(self.batching.mode) || self.batching.mode != 'Static')",
+        "speculation is for models that generate text on CPUs; set runtime: Conveyor, engine.device: Auto and another "
+        "batching.mode than Static, or remove it",
+        lambda spec: (
+            spec.speculation is None
+            or (
+                (spec.runtime == "Conveyor" and spec.engine.device != "CUDA" and spec.batching.mode != "Static")
+                and spec.task in (None, *_SPECULATION)
+            )
+        ),
+        field="speculation",
     ),
     Rule(
         "!has(self.engine) || !has(self.engine.modelClass) || has(self.task) && self.task == 'Custom'",

@@ -116,6 +116,7 @@ _SETTINGS: Final[dict[str, Callable[[Allows], bool]]] = {
     "`adapters`": lambda allows: allows.adapters,
     "`engine.tensorParallelSize`": lambda allows: allows.divides,
     "`model.quantization`": lambda allows: allows.rounds,
+    "`speculation`": lambda allows: allows.speculation,
 }
 
 

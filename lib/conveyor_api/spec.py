@@ -22,6 +22,7 @@ from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, pa
 from conveyor_api.queue import Queue
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
+from conveyor_api.speculation import Speculation
 from conveyor_api.workload import P95_SUM_CEL, Workload
 
 NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
@@ -159,6 +160,8 @@ class InferenceServiceSpec(ApiModel):
     workload: Workload | None = None
     """Lengths of the requests, from which engines derive their sizes; default: sizes that fit every request. `kubectl
     conveyor advise` shows the lengths that engines have seen."""
+    speculation: Speculation | None = None
+    """Drafts of the next tokens of answers; default: none."""
     queue: Queue = Queue()
     """Limits of the queue in the gateways."""
     request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"

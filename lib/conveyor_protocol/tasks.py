@@ -24,6 +24,7 @@ class Allows:
     adapters: bool = False  # LoRA adapters beside the model
     divides: bool = False  # several devices can compute one model
     rounds: bool = False  # weights can be rounded to fewer bits when they are loaded
+    speculation: bool = False  # the next tokens of answers can be drafted
     objectives: bool = True  # latencies by which engines adapt their limits
     padding: bool = False  # batches can be padded to their longest prompt
     attention: bool = True  # the engine's own attention replaces the model's
@@ -36,7 +37,9 @@ class Allows:
 ONE_STEP_OF_TEXT: Final = Allows()
 # Engines try tasks from the last row to the first, so a model that only the first recognises generates text.
 TASKS: Final[dict[str, Allows]] = {
-    "Generate": Allows(one_step=False, kv_cache=True, adapters=True, divides=True, rounds=True, padding=True),
+    "Generate": Allows(
+        one_step=False, kv_cache=True, adapters=True, divides=True, rounds=True, speculation=True, padding=True
+    ),
     "Embed": ONE_STEP_OF_TEXT,
     "Classify": ONE_STEP_OF_TEXT,
     "Rerank": ONE_STEP_OF_TEXT,

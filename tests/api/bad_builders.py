@@ -9,6 +9,7 @@ HUB = "hf://Qwen/Qwen3-0.6B"
 VOLUME = "pvc://models/qwen"
 IMAGE = "oci://registry.example.com/models/qwen:1"
 ROUNDED = {"uri": HUB, "quantization": "INT8"}
+DRAFTS: Json = {"method": "NGram"}
 CLAIM = {"strategy": "PVC", "claimName": "a"}
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
 CHAT, BATCH = {"name": "chat", "level": 1}, {"name": "batch", "level": 100}

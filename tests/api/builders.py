@@ -58,6 +58,7 @@ def build_full_body() -> Json:
             "objectives": {"timeToFirstToken": "500ms", "interTokenLatency": "40ms"},
         },
         kvCache={"blockBudget": 512, "blockSize": 32, "dtype": "FP8"},
+        speculation={"method": "NGram", "maxTokens": 4},
         workload={"inputTokens": {"p50": 256, "p95": 1024}, "outputTokens": {"p50": 128, "p95": 512}},
         autoscaling={
             "provider": "Native",

@@ -32,6 +32,7 @@ from conveyor_api.model import (
 )
 from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.resource import InferenceService
+from conveyor_api.speculation import SpeculationMethod
 from conveyor_engine.config import engine_config
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
@@ -166,6 +167,14 @@ def test_every_quantization_arrives(tmp_path: Path) -> None:
     assert arrived == list(get_args(engine_config.Quantization))
 
 
+def test_every_method_of_speculation_arrives(tmp_path: Path) -> None:
+    arrived = [
+        read_as_engine(build_body(speculation={"method": method}, engine={"device": "Auto"}), tmp_path).speculation
+        for method in get_args(SpeculationMethod)
+    ]
+    assert arrived == list(get_args(engine_config.SpeculationMethod))
+
+
 def test_every_tool_parser_arrives(tmp_path: Path) -> None:
     arrived = [
         read_as_engine(build_body(engine={"toolParser": parser}), tmp_path).tool_parser
@@ -252,7 +261,7 @@ def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
     assert share in find_schema("kvCache.memoryPercent")["description"]
     assert share in (REPOSITORY / "docs" / "sizing.md").read_text()
     for setting, field in RESOURCE_FIELDS.items():
-        if setting in ("max_num_queued_requests", "block_size"):
+        if setting in ("max_num_queued_requests", "block_size", "speculation_tokens"):
             assert FIELDS[setting].default == find_schema(field)["default"], setting
 
 

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "model": {**build_body()["spec"]["model"], "quantization": "INT8"},
         "engine": {"device": "Auto"},
     },
+    "speculation": {"speculation": {"method": "NGram"}, "engine": {"device": "Auto"}},
     "type of the cache": {"kvCache": {"dtype": "FP8"}},
 }
 # The engine reports that it leaves devices unused: a pod may have several GPUs without the field. A cache's size, share

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from conveyor_engine.scheduling.filling import BatchLimits
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.speculation import Speculation
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, TokenLogprobs
@@ -231,6 +232,9 @@ class PretendedModel:
             self._sample(row, length, allowed.get(row)) if len(scored) < count else []
             for (row, length, count), scored in zip(logits, scores, strict=True)
         ]
+        for index, drafts in enumerate(plan.drafts, start=plan.num_decodes):
+            row, length, _ = logits[index]
+            sampled[index] = self._sample_drafted(row, length - len(drafts), drafts)
         encoded = [each.digest for each in plan.wanted_pictures[: plan.number % 2]]
         scored = [each or None for each in scores] if any(scores) else None
         result = StepResult(plan.number, sampled, scored, encoded=encoded)
@@ -290,6 +294,11 @@ class PretendedModel:
             self._set_blocks(row, first, block_ids, range(self._tables.full))
         for row, first, block_ids in plan.new_window_blocks:
             self._set_blocks(row, first, block_ids, range(self._tables.full, self._tables.number))
+        drafted = slice(plan.num_decodes, plan.num_decodes + len(plan.drafts))
+        for row, computed, drafts in zip(
+            plan.rows[drafted], plan.num_computed_tokens[drafted], plan.drafts, strict=True
+        ):
+            self._token_ids[row][computed + 1 :] = drafts
 
     def _set_blocks(self, row: int, first: int, block_ids: list[int], tables: range) -> None:
         places = [(table, first + index) for index in range(len(block_ids) // max(1, len(tables))) for table in tables]
@@ -304,6 +313,13 @@ class PretendedModel:
             self.breaks, token_id = False, -1
         token_ids.append(max(0, token_id))
         return [token_id]
+
+    def _sample_drafted(self, row: int, length: int, drafts: list[int]) -> list[int]:
+        """Sample the token after the row's first `length` tokens, and one more for each draft that is accepted."""
+        sampled: list[int] = []
+        while sampled == drafts[: len(sampled)] and len(sampled) <= len(drafts):
+            sampled += self._sample(row, length + len(sampled), None)
+        return sampled
 
     def _slot(self, row: int, table: int, position: int) -> int:
         block = self._block_ids[row][table, position // self._block_size]
@@ -332,6 +348,26 @@ class Wired:
             return lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(result()), type=StepResult)
 
         return sample
+
+
+class Oracle(Speculation):
+    """Drafts what the model will say, except that some of the tokens are wrong."""
+
+    def __init__(self, max_tokens: int, foretell: Callable[[list[int]], int]) -> None:
+        """foretell: returns the model's token after these."""
+        super().__init__(max_tokens)
+        self._foretell = foretell
+
+    def propose(self, requests: Collection[RequestState], room: int) -> Iterator[tuple[RequestState, list[int]]]:
+        for request in requests:
+            token_ids = request.token_ids.tolist()
+            most = min(self.max_tokens, room, request.max_total_tokens - len(token_ids) - 1)
+            if request.constraint is not None or (number := min(most, len(token_ids) % 6)) < 1:
+                continue
+            for _ in range(number):
+                token_ids.append(self._foretell(token_ids) if len(token_ids) % 4 else 3)
+            room -= number
+            yield request, token_ids[-number:]
 
 
 class AtOnce(Pool):

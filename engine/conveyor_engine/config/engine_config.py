@@ -42,6 +42,7 @@ ToolParser = Literal[
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss", "openai_gptoss", "gemma4", "cohere_command3"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 Quantization = Literal["int8", "int4"]
+SpeculationMethod = Literal["ngram"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -212,6 +213,13 @@ class EngineConfig:
         "one step, the default also limits the cost",
         optional(whole_number(1, MAX_TOKENS)),
     )
+    speculation: SpeculationMethod | None = setting(
+        None,
+        "drafts the next tokens of answers, for a model that generates text, on CPUs: ngram = what followed the last "
+        "tokens earlier in prompt or answer. Steps compute drafts only while these save time. Default: no drafts",
+        optional(literal(SpeculationMethod)),
+    )
+    speculation_tokens: int = setting(8, "most draft tokens of one request in a step", whole_number(1, 16))
     max_num_queued_requests: int = setting(
         256,
         f"maximum number of requests that wait for a place in the batch. Further requests get 429. A request also gets "
@@ -367,6 +375,11 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if (config.adapters or config.adapters_file) and config.tensor_parallel_size > 1:
         name = "adapters" if config.adapters else "adapters_file"
         yield name, "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
+    if config.speculation is not None and config.batching_mode == "static":
+        yield (
+            "speculation",
+            "does not apply to `batching_mode: static`, whose rows compute one token each: leave it out",
+        )
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"

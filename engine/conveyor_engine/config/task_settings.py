@@ -53,6 +53,8 @@ def _find_problems(config: EngineConfig, about: About) -> Iterator[str]:
         yield f"{this}: remove `{name}`, because only models that generate text have adapters"
     if config.quantization is not None and not allows.rounds:
         yield f"{this}: remove `quantization`, which is for models that generate text"
+    if config.speculation is not None and not allows.speculation:
+        yield f"{this}: remove `speculation`, which is for models that generate text"
     if config.padding == "real" and not allows.padding:
         yield f"`padding: real` is set, but {this}, and its batches are not padded so; leave it out"
     if config.attention_backend != "auto" and not allows.attention:

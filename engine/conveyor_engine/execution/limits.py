@@ -50,6 +50,34 @@ def _derive_max_model_len(config: EngineConfig, workload: Workload, limit: int |
     return workload.choose_context(limit, capacity)
 
 
+def check_speculation(config: EngineConfig, device: torch.device) -> None:
+    """Reject `speculation` on devices whose steps are planned before the tokens of earlier ones are known.
+
+    Raises ConfigError.
+    """
+    if config.speculation is not None and device.type != "cpu":
+        raise ConfigError(
+            f"`speculation: {config.speculation}` is for CPUs, and this engine runs on {device.type}; remove it"
+        )
+
+
+def check_settings_with_states(config: EngineConfig, name: str) -> None:
+    """Reject settings that would change the states which a model's layers keep for rows. Raises ConfigError.
+
+    name: of the model's class.
+    """
+    if config.padding == "real":
+        raise ConfigError(
+            f"`padding: real` computes dummy tokens, which would change the states that {name} keeps "
+            "for each request; use `padding: none`"
+        )
+    if config.speculation is not None:
+        raise ConfigError(
+            f"`speculation: {config.speculation}` computes tokens that may be rejected, and the states that {name} "
+            "keeps for each request cannot go back; remove it"
+        )
+
+
 def choose_batch_limits(config: EngineConfig, device: torch.device, task: str) -> tuple[int, int]:
     """Return (max_num_seqs, max_num_batched_tokens) for a model of this task. Raises ConfigError."""
     default = DEFAULT_NUM_SEQS_CUDA if (device.type, task) == ("cuda", "generate") else DEFAULT_NUM_SEQS

@@ -89,6 +89,11 @@ class Rows:
             self._append_blocks(plan.new_blocks)
         for row, first, blocks in plan.new_window_blocks:
             self._set_blocks(self._windowed, row, first, blocks)
+        begin = plan.num_decodes
+        for row, computed, drafts in zip(
+            plan.rows[begin:], plan.num_computed_tokens[begin:], plan.drafts, strict=False
+        ):
+            self.token_ids[row, computed + 1 : computed + 1 + len(drafts)] = self._to_device(drafts)
 
     def _set_row(self, admitted: AdmittedRow) -> None:
         row = admitted.row

@@ -18,7 +18,7 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import AttentionBackend, LayerShape
 from conveyor_engine.execution.kv_budget import limit_rows, plan_num_blocks
 from conveyor_engine.execution.largest_step import estimate_step, measure_step
-from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
+from conveyor_engine.execution.limits import check_speculation, choose_batch_limits, dtype_name
 from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
@@ -53,6 +53,7 @@ class RunnerStart:
         self.device, self._placement = placement.device, placement
         self.model_config = load_config(config.model, kind)
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
+        check_speculation(config, self.device)
         check_quantization(config, self.device, self.dtype, read_declared(Path(config.model)))
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
@@ -60,6 +61,11 @@ class RunnerStart:
         self._load_model = load or partial(load_model, kind=kind, sees=self.sees)
         self._began = 0.0
         self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
+
+    @property
+    def max_num_logits(self) -> int:
+        """Return the most logits of a step: those of each row, and those of drafts."""
+        return self.max_num_seqs + (0 if self.config.speculation is None else self.config.speculation_tokens)
 
     def load(self) -> PreTrainedModel:
         """Load the model, with transformers' own modules. Raises ModelError."""

@@ -22,6 +22,7 @@ from conveyor_engine.masks.grammars import Grammars
 from conveyor_engine.objectives.candidates import Objectives
 from conveyor_engine.objectives.steering import Steering
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import Task, build_task
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput
@@ -53,7 +54,7 @@ class EngineCore:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
         progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
-        clock: the clock that `now` of `step` comes from. If there are objectives, it measures the steps.
+        clock: the clock that `now` of `step` comes from. It measures the steps for objectives and speculation.
         grammars: builds the constraints on requests' tokens; None: requests have none.
         wake: called in another thread when `adapters` has something to do.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.
@@ -68,8 +69,7 @@ class EngineCore:
         self.grammars = grammars
         constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
         self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks)
-        if (steering := self.steering) is not None:
-            self.scheduler.on_step = lambda step, *counts: steering.observe(step, clock(), *counts)
+        self._observe_steps(clock)
         self._overlap = Overlap(executor) if overlap else None
         of_adapters = cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
         self.adapters = Adapters(*of_adapters, _call if self._overlap is None else self._overlap.call, wake)
@@ -79,6 +79,18 @@ class EngineCore:
             self._warm_up(config)
             self.warmup_seconds = time.monotonic() - started
             progress(f"event=warmed_up seconds={self.warmup_seconds:.1f}")
+
+    def _observe_steps(self, clock: Callable[[], float]) -> None:
+        """Pass each step to whatever learns what steps cost."""
+        observers = [each.observe for each in (self.steering, self.scheduler.speculation) if each is not None]
+
+        def observe(step: Step, num_running: int, num_waiting: int) -> None:
+            ended = clock()
+            for each in observers:
+                each(step, ended, num_running, num_waiting)
+
+        if observers:
+            self.scheduler.on_step = observe
 
     def add_request(self, request: EngineRequest) -> None:
         """Add the request to the waiting queue. If it raises Overloaded or InvalidRequest, the request is not added."""
@@ -141,6 +153,7 @@ class EngineCore:
                 padding=None,
                 max_num_queued_requests=sys.maxsize,
                 prefix_caching=False,  # dummies with the same number have the same prefix
+                speculation=None,
             ),
             facts,
         )

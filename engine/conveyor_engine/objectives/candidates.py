@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.objectives.step_cost import Coefficients
 from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.scheduling.step_cost import Coefficients
 from conveyor_engine.wire.request import ModelFacts
 
 _FLOOR: Final = 1 / 8  # lowest limit of rows, as a share of the declared limit

@@ -18,10 +18,10 @@ import msgspec
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.objectives.candidates import Candidates, Objectives, Traffic
 from conveyor_engine.objectives.readings import ENOUGH_REQUESTS, ENOUGH_STEPS, FIRST_FACTOR, Readings
-from conveyor_engine.objectives.step_cost import Coefficients, StepCost
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.policy import DYNAMIC_WINDOW_SECONDS
 from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.step_cost import Coefficients, StepCost
 from conveyor_engine.wire.request import EngineStats, ModelFacts
 from conveyor_protocol.limit_reasons import LimitReason
 
@@ -75,7 +75,7 @@ class Steering:
         began = step.planned_at if self._last_end is None else max(step.planned_at, self._last_end)
         num_rows, prompt_tokens = len(step.work), step.num_prompt_tokens
         self._cost.observe(num_rows, prompt_tokens, ended - began)
-        self._traffic.observe(num_rows, len(step.decodes), prompt_tokens)
+        self._traffic.observe(num_rows, step.num_decoding, prompt_tokens)
         if num_rows <= self.limits.num_rows:  # otherwise the times belong to an earlier, higher limit
             self._read(step, ended)
         self._is_pressed |= num_waiting > 0 or num_rows >= self.limits.num_rows
@@ -98,8 +98,8 @@ class Steering:
 
     def _read(self, step: Step, ended: float) -> None:
         """Record the latencies of the step's requests."""
-        if self._between is not None and step.decodes and self._last_end is not None:
-            self._between.add(ended - self._last_end, len(step.decodes))
+        if self._between is not None and step.num_decoding and self._last_end is not None:
+            self._between.add(ended - self._last_end, step.num_decoding)
         if self._first is None and self._latency is None:
             return
         for work in step.work:

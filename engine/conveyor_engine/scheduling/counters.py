@@ -60,10 +60,16 @@ class Counters:
     def count_generated(self, num_tokens: int) -> None:
         self._stats.generation_tokens += num_tokens
 
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of one request in one step, and how many of them the model accepted."""
+        self._stats.num_drafts += 1
+        self._stats.num_draft_tokens += num_drafts
+        self._stats.num_accepted_tokens += num_accepted
+
     def count_step(self, step: Step) -> None:
         stats = self._stats
         stats.num_steps += 1
-        stats.step_num_seqs = len(step.decodes) + len(step.prefills)
+        stats.step_num_seqs = len(step.work)
         stats.step_num_tokens = step.num_tokens
         stats.padding_tokens += step.num_padding_tokens
 

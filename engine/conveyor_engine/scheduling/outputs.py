@@ -64,6 +64,22 @@ class Outputs:
         else:
             self._append_dummy(request, token_id)
 
+    def add_tokens(self, work: Work, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """Record that a step of the request and its drafts is computed, and add the tokens that it sampled.
+
+        The drafts after the last of these tokens are computed again, or others in their place.
+        """
+        request = work.request
+        num_drafts = work.num_tokens - 1
+        request.num_awaited_tokens -= work.num_logits
+        request.num_scheduled_tokens -= work.num_tokens - len(token_ids)
+        self._counters.count_drafts(num_drafts, len(token_ids) - 1)
+        for index, token_id in enumerate(token_ids):
+            request.num_computed_tokens += 1
+            self._append_token(request, token_id, None if logprobs is None else logprobs[index : index + 1], None)
+            if request.finished is not None:
+                return
+
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the log probabilities of the next tokens of the request's prompt. Every mode sends them at once."""
         request.num_scored_tokens += len(logprobs)

@@ -13,6 +13,7 @@ from msgspec import msgpack
 
 from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.scheduling.constraint import Constraint
+from conveyor_engine.scheduling.drafter import Drafter
 from conveyor_engine.scheduling.window_blocks import WindowBlocks
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.pictures import PictureSpan
@@ -70,6 +71,7 @@ class RequestState:
         "cache_root",
         "constraint",
         "deadline",
+        "drafter",
         "expected_total_tokens",
         "finished",
         "group",
@@ -165,6 +167,7 @@ class RequestState:
         # In a model with states: its number of tokens when a step of it raised; 0 once it has computed them alone.
         self.num_failed_tokens = 0
         self.constraint: Constraint | None = None
+        self.drafter: Drafter | None = None  # guesses its next tokens, if it may have drafts
         self.is_late = False  # a step had to leave the row out, because its mask was not ready
         self.lateness = 0  # grows with each late mask, and falls with each one in time
         self.stop_strings: Detokenizer | None = None  # if the engine process itself must find stop strings

@@ -17,6 +17,7 @@ from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.shares import Shares
+from conveyor_engine.scheduling.speculation import Speculation
 from conveyor_engine.scheduling.step import Step, halves
 from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
@@ -43,14 +44,19 @@ class RunningBatch:
         whole_prompts: bool,
         packs: bool,
         on_preempt: Callable[[RequestState], None],
+        speculation: Speculation | None = None,
     ) -> None:
-        """`whole_prompts`, `packs`: see `tasks.Task`. `on_preempt` is called with each request that is preempted."""
+        """`whole_prompts`, `packs`: see `tasks.Task`. `on_preempt` is called with each request that is preempted.
+
+        `speculation` adds drafts to steps; None: steps have none.
+        """
         self._policy = policy
         self._on_preempt = on_preempt
         self._max_model_len = facts.max_model_len
         self._limits = limits
         self._max_num_seqs = facts.max_num_seqs
         self._has_states = facts.has_states
+        self._speculation, self._num_tables = speculation, facts.kv_tables.number
         self._encodes_beside = policy.joins and facts.encodes_beside
         self._budget = TokenBudget(facts, limits, joins=policy.joins, whole_prompts=whole_prompts, packs=packs)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
@@ -107,9 +113,27 @@ class RunningBatch:
 
     def start_step(self, step: Step) -> StepPlan:
         """Plan the step. It is open until `end_step`, `undo_step` or `halve_step` is called with its number."""
+        if self._speculation is not None and step.decodes:
+            self._add_drafts(self._speculation, step)
         self._num_planned += 1
         self._steps[step.number] = step
         return step.plan()
+
+    def _add_drafts(self, speculation: Speculation, step: Step) -> None:
+        """Let requests that decode compute drafts too, in the room that the step leaves.
+
+        Drafts get no blocks that a request may need for the next token of its own.
+        """
+        num_logits = self._max_num_seqs + speculation.max_tokens
+        room = min(self._budget.room(step), num_logits - step.num_logits)
+        num_kept = self._num_tables * len(self._requests)
+        drafted = []
+        for request, drafts in speculation.propose(step.decodes, room):
+            end = request.num_scheduled_tokens + 1 + len(drafts)
+            if self.blocks.num_free > num_kept and self._tables.grow(request, end, end):
+                drafted.append((request, drafts))
+        if drafted:
+            step.add_drafts(drafted)
 
     def step(self, number: int) -> Step:
         """Return the planned step with this number."""
@@ -144,7 +168,7 @@ class RunningBatch:
             half = self.new_step()
             for work in works:
                 if work.is_wanted and work.num_tokens:
-                    half.add(work.request, work.num_tokens)
+                    half.add(work.request, min(work.num_tokens, work.request.num_pending_tokens))  # without drafts
             if half.num_tokens:
                 yield self.start_step(half)
 

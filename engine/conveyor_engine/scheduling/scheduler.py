@@ -24,6 +24,7 @@ from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.shares import Shares
+from conveyor_engine.scheduling.speculation import Speculation
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import build_task
 from conveyor_engine.scheduling.waiting_queue import WaitingQueue
@@ -78,6 +79,7 @@ class Scheduler:
         observed = 0 if config.workload is not None else facts.num_kv_blocks
         self._carried = Carried(facts.max_num_seqs, facts.num_held, observed)
         shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)
+        self.speculation = Speculation(config.speculation_tokens) if config.speculation is not None else None
         self._batch = RunningBatch(
             self._policy,
             facts,
@@ -87,12 +89,12 @@ class Scheduler:
             whole_prompts=self._task.whole_prompts,
             packs=self._task.packs,
             on_preempt=self._on_preempt,
+            speculation=self.speculation,
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
         self._constrained = ConstrainedRows(self._batch, self._outputs, masks, has_states=facts.has_states)
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
-        self._deadlines = Deadlines()
-        self._draining = False
+        self._deadlines, self._draining = Deadlines(), False
         self._batch_time = 0.0  # when the newest closed batch started
         # Called after a step, with the step and the numbers of running and waiting requests.
         self.on_step: Callable[[Step, int, int], None] | None = None
@@ -145,11 +147,9 @@ class Scheduler:
 
     def abort(self, request_id: str) -> None:
         """End the request, waiting or running, and free its row and blocks. Unknown ids are ignored."""
-        request = self.requests.get(request_id)
-        if request is None:
-            return
-        self._idle_until = None
-        self._end(request, FinishReason.ABORT)
+        if (request := self.requests.get(request_id)) is not None:
+            self._idle_until = None
+            self._end(request, FinishReason.ABORT)
 
     def _end(self, request: RequestState, reason: FinishReason, message: str | None = None) -> None:
         """End a request, waiting or running."""

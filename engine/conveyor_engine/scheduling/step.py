@@ -29,10 +29,14 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One step. Requests with a single pending token (`decodes`) come first, and each of them samples a token."""
+    """One step. Requests with a single pending token come first, and each of them samples a token.
+
+    They are `decodes`, or `drafted` if they also compute drafts of their next tokens.
+    """
 
     number: int
     decodes: list[RequestState] = field(default_factory=list)
+    drafted: list[tuple[RequestState, list[int]]] = field(default_factory=list)  # each with its drafts
     prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # each with its number of tokens
     planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
@@ -55,6 +59,24 @@ class Step:
         self.largest_tokens = max(self.largest_tokens, num_tokens)
         self.num_padding_tokens += num_tokens if request.steps_dummies else 0
 
+    def add_drafts(self, drafted: list[tuple[RequestState, list[int]]]) -> None:
+        """Let some of the decodes compute drafts too. Each draft is a token of the step, and gets logits."""
+        self.drafted = drafted
+        moved = {request.row for request, _ in drafted}
+        self.decodes = [request for request in self.decodes if request.row not in moved]
+        num_drafts = self.num_drafts
+        self.num_tokens += num_drafts
+        self.num_logits += num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(drafts) for _, drafts in self.drafted)
+
+    @property
+    def num_decoding(self) -> int:
+        """Number of requests with a single pending token."""
+        return len(self.decodes) + len(self.drafted)
+
     @property
     def has_suspect(self) -> bool:
         """Whether a request is computed alone, so that no other may take part."""
@@ -62,12 +84,13 @@ class Step:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of tokens without the one token of each decode."""
-        return self.num_tokens - len(self.decodes)
+        """Number of tokens without the one pending token of each request that decodes. Drafts are included."""
+        return self.num_tokens - self.num_decoding
 
     def plan(self) -> StepPlan:
         """Build the plan, which contains only numbers. From now on the step's tokens count as scheduled."""
         self.work = [Work(request, 1, 1, request.admission) for request in self.decodes]
+        self.work += [Work(r, 1 + len(drafts), 1 + len(drafts), r.admission) for r, drafts in self.drafted]
         self.work += [
             Work(r, n, int(n == r.num_pending_tokens), r.admission, r.count_scored(n)) for r, n in self.prefills
         ]
@@ -84,6 +107,7 @@ class Step:
             num_decodes=len(self.decodes),
             wanted_pictures=self.wanted_pictures,
             held_pictures=self.held_pictures,
+            drafts=[drafts for _, drafts in self.drafted],
         )
         for work in self.work:
             work.request.num_scheduled_tokens += work.num_tokens

@@ -65,9 +65,9 @@ class TokenBudget:
         """Return whether the step has room for tokens of a request that would join."""
         if self._whole_prompts:
             return self._whole_chunk(step, request) > 0
-        return self._room(step) > 0
+        return self.room(step) > 0
 
-    def _room(self, step: Step) -> int:
+    def room(self, step: Step) -> int:
         """Return how many more prompt tokens the step has room for."""
         return min(self._max_tokens - step.num_tokens, self._limits.prompt_tokens - step.num_prompt_tokens)
 
@@ -79,7 +79,7 @@ class TokenBudget:
             return self._whole_chunk(step, request)
         num_pending = request.num_pending_tokens
         is_decode = num_pending == 1
-        budget = max(0, self._max_tokens - step.num_tokens if is_decode else self._room(step))
+        budget = max(0, self._max_tokens - step.num_tokens if is_decode else self.room(step))
         is_long = not is_decode and self._is_long(request, num_pending)
         if is_long:
             budget = max(0, min(budget, self._long_prompt_budget))
@@ -116,7 +116,7 @@ class TokenBudget:
         if num_tokens == 1 and request.num_scheduled_tokens and request.sampling is not None:  # a decode
             return int(step.num_tokens < self._max_tokens)
         padded_cost = (len(step.prefills) + len(step.decodes) + 1) * max(step.largest_tokens, num_tokens)
-        fits = num_tokens <= self._room(step) if self._packs else padded_cost <= self._max_tokens
+        fits = num_tokens <= self.room(step) if self._packs else padded_cost <= self._max_tokens
         return num_tokens if fits or not step.num_tokens else 0
 
 

@@ -36,6 +36,17 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Tokens found in the prefix cache, of those looked up.",
         lambda s: s.prefix_cache_hit_tokens,
     ),
+    (
+        "vllm:spec_decode_num_drafts",
+        "Drafts of next tokens, of one request in one step each.",
+        lambda s: s.num_drafts,
+    ),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens of these drafts.", lambda s: s.num_draft_tokens),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Draft tokens that the model accepted, each of which saved a step.",
+        lambda s: s.num_accepted_tokens,
+    ),
     ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
     (
         "conveyor_engine_late_requests",

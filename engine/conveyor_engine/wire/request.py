@@ -219,6 +219,9 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
     prompt_tokens_cached: int = 0  # prompt tokens found in the prefix cache
     generation_tokens: int = 0
+    num_drafts: int = 0  # how often a request computed drafts of its next tokens in a step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # draft tokens that the model sampled too
     padding_tokens: int = 0  # dummy tokens computed in static mode
     kv_live_token_steps: int = 0  # sum over steps of the tokens held in the KV cache
     kv_allocated_token_steps: int = 0  # sum over steps of the allocated token slots; waste = 1 - live / allocated

@@ -73,11 +73,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: first the changes since the last step, then the rows that take part, decodes first.
 
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and logits after each of
-    the last `num_logits[i]` of them. `num_logits[i]` is 0 while the prompt is still being prefilled, otherwise 1. It is
-    larger if log probabilities of the prompt were requested. The result then has these, and a token only after the
-    last prompt token. The executor stores sampled tokens in the row, so the next plan may compute them before any
-    other process has seen them. If the task takes one step, each row is a whole request that this plan admits. Nothing
-    is sampled, and the row's only output is a payload.
+    the last `num_logits[i]` of them. `num_logits[i]` is 0 while the prompt is still being prefilled, otherwise 1. It
+    is larger if log probabilities of the prompt were requested. The result then has these, and a token only after the
+    last prompt token. It is also larger for rows with drafts: see `drafts`. The executor stores sampled tokens in the
+    row, so the next plan may compute them before any other process has seen them. If the task takes one step, each
+    row is a whole request that this plan admits. Nothing is sampled, and the row's only output is a payload.
     """
 
     number: int  # repeated in the result
@@ -94,6 +94,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     wanted_pictures: list[WantedPicture] = []
     # Beside wanted pictures: digests of reported ones that rows still need, so that no other may take their place.
     held_pictures: list[bytes] = []
+    # Of the rows after the decodes: guesses of the tokens after the row's next one, which it computes too. The result
+    # has the sampled tokens up to the first that differs from its draft, or one more than the drafts.
+    drafts: list[list[int]] = []
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):
@@ -106,10 +109,10 @@ class RowMask(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a step: an entry for each row with logits, in the plan's order.
 
-    A row gets one token, and before it the log probabilities of prompt tokens. It gets no token if the step does not
-    compute its last prompt token. Token -1 means that the
-    logits were not finite, and `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the
-    row gets a payload instead of tokens, which the task reads. An empty payload means a result that was not finite.
+    A row gets one token, or several if it has drafts, and before it the log probabilities of prompt tokens. It gets
+    no token if the step does not compute its last prompt token. Token -1 means that the logits were not finite, and
+    `NOTHING_ALLOWED` that the parameters forbid all tokens. If the task takes one step, the row gets a payload
+    instead of tokens, which the task reads. An empty payload means a result that was not finite.
     A task with tokens may add a payload for each row of the plan. It is empty for rows that have none.
     """
 

@@ -6,8 +6,8 @@ import pytest
 from tests.engine.builders import make_facts
 
 from conveyor_engine.objectives.candidates import Candidates, Objectives, Traffic, list_sizes
-from conveyor_engine.objectives.step_cost import Coefficients
 from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.scheduling.step_cost import Coefficients
 
 COST = Coefficients(0.010, 0.001, 0.0005)
 FACTS = make_facts(max_num_seqs=64, max_num_batched_tokens=1024)

@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from tests.engine.builders import (
     AtOnce,
     FailsLate,
+    Oracle,
     PretendedMasks,
     PretendedModel,
     SumModThree,
@@ -24,6 +25,7 @@ from tests.engine.builders import (
     make_scheduler,
     names_of,
     next_allowed,
+    next_token,
 )
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 from tests.engine.scheduling.turns import Turns
@@ -72,6 +74,7 @@ class History(SchedulerHistory):
         tables=st.sampled_from(((1, 1), (1, 3), (2, 1), (0, 1))),
         window=st.sampled_from((1, 3, 4, 9)),
         encodes_beside=st.booleans(),
+        speculates=st.booleans(),
     )
     def begin(
         self,
@@ -86,6 +89,7 @@ class History(SchedulerHistory):
         tables: tuple[int, int],
         window: int,
         encodes_beside: bool,
+        speculates: bool,
     ) -> None:
         self.now = 0.0
         kv_tables = ONE_TABLE
@@ -113,6 +117,9 @@ class History(SchedulerHistory):
             kv_tables=kv_tables,
             encodes_beside=encodes_beside,
         )
+        # With steps ahead, and with states, there are no drafts: the engine refuses the setting.
+        if speculates and not num_ahead and self.mode != "static" and not self.scheduler._facts.has_states:
+            self.scheduler._batch._speculation = Oracle(5, next_token)
         self.masks.on_ready = self.scheduler.notice_masks
         self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
@@ -251,18 +258,26 @@ class History(SchedulerHistory):
         assert sum(plan.num_tokens) <= BUDGET
         assert len(set(plan.rows)) == len(plan.rows) <= self.scheduler._facts.max_num_seqs
         works = {work.request.row: work for work in self.scheduler._batch.step(plan.number).work}
-        assert sum(plan.num_logits) <= self.scheduler._facts.max_num_seqs, "there is memory for one of each row"
-        for request, computed, num_tokens, all_logits in zip(
-            requests, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
+        speculation = self.scheduler._batch._speculation
+        num_logits_max = self.scheduler._facts.max_num_seqs + (speculation.max_tokens if speculation else 0)
+        assert sum(plan.num_logits) <= num_logits_max, "there is memory for one of each row, and for drafts"
+        num_drafts = [0] * plan.num_decodes + [len(drafts) for drafts in plan.drafts] + [0] * len(plan.rows)
+        for request, computed, num_tokens, all_logits, drafts in zip(
+            requests,
+            plan.num_computed_tokens,
+            plan.num_tokens,
+            plan.num_logits,
+            num_drafts[: len(requests)],
+            strict=True,
         ):
             num_logits = works[request.row].num_logits
             assert all_logits == num_logits + works[request.row].num_scored
-            num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits
+            num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits + drafts
             assert request.num_computed_tokens <= computed < computed + num_tokens <= num_known
             assert computed + num_tokens == request.num_scheduled_tokens
             if (picture := request.next_picture) is not None and self.scheduler._batch._encodes_beside:
                 assert computed + num_tokens <= picture.start, "it waits for its image"
-            assert num_logits == (computed + num_tokens == num_known)
+            assert num_logits == (computed + num_tokens == num_known) + drafts
             assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"
         decodes, prefills = requests[: plan.num_decodes], requests[plan.num_decodes :]
         assert plan.num_tokens[: plan.num_decodes] == plan.num_logits[: plan.num_decodes] == [1] * len(decodes)
@@ -363,6 +378,8 @@ class History(SchedulerHistory):
         stats = self.scheduler.stats()
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
+        self.happened["accepted drafts"] += stats.num_accepted_tokens
+        self.happened["rejected drafts"] += stats.num_draft_tokens - stats.num_accepted_tokens
         self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
 
 
@@ -374,7 +391,8 @@ def test_no_history_reads_a_block_before_a_window(
     monkeypatch.setattr(kv_tables, "TILE_TOKENS", BLOCK_SIZE)  # so that short requests free blocks too
     happened: Counter[str] = Counter()
     own = {"mode": mode, "padding": padding, "has_windows": True, "happened": happened}
-    hardships = {"freed windows", "failed steps"} | (set() if padding == "real" else {"found windows", "preemptions"})
+    hardships = {"freed windows", "failed steps"}
+    hardships |= set() if padding == "real" else {"found windows", "preemptions", "accepted drafts", "rejected drafts"}
     run_histories(type("WindowHistory", (History,), own), happened, hardships, number=100)
 
 
@@ -395,6 +413,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
     own |= {"padding"} if padding == "real" else {"prefix hits"}
     own |= {"wanted images"} if mode == "continuous" else {"deadline"}
+    own |= {"accepted drafts", "rejected drafts"} if mode != "static" else set()
     run_histories(machine, happened, own)
     rare = {"discarded results", "withdrawn steps", "deadline", "preemptions"}  # in some modes
     assert own <= set(+happened) <= own | rare

@@ -200,7 +200,7 @@ def mask_rows(logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]) 
     be longer than the vocabulary. NaN stays NaN, and a forbidden infinity becomes NaN.
     """
     entry_of = {row: entry for entry, row in enumerate(samples.rows.tolist())}
-    packed = np.full((len(entry_of), len(masks[0].allowed)), _ALL_ALLOWED, dtype=np.uint8)
+    packed = np.full((len(samples.rows), len(masks[0].allowed)), _ALL_ALLOWED, dtype=np.uint8)
     for mask in masks:
         packed[entry_of[mask.row]] = np.frombuffer(mask.allowed, dtype=np.uint8)
     table = _addends_of_bytes(logits.dtype, logits.device)

@@ -84,7 +84,10 @@ class Generate:
             if work.num_scored and token_logprobs is not None:
                 outputs.add_scores(work.request, token_logprobs[: work.num_scored])
                 token_logprobs = token_logprobs[work.num_scored :] or None
-            outputs.add_token(work, token_ids[0] if work.num_logits else None, token_logprobs)
+            if work.num_logits > 1:
+                outputs.add_tokens(work, token_ids, token_logprobs)
+            else:
+                outputs.add_token(work, token_ids[0] if work.num_logits else None, token_logprobs)
 
 
 TASK: Final = Generate

@@ -42,6 +42,8 @@ RESOURCE_FIELDS: Final = {
     "objective_time_to_first_token_seconds": "batching.objectives.timeToFirstToken",
     "objective_inter_token_latency_seconds": "batching.objectives.interTokenLatency",
     "objective_latency_seconds": "batching.objectives.latency",
+    "speculation": "speculation.method",
+    "speculation_tokens": "speculation.maxTokens",
     "max_num_queued_requests": "engine.maxQueuedRequests",
     "class_shares": "queue.classes",
     "num_kv_blocks": "kvCache.blockBudget",
@@ -138,6 +140,8 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "length_grouping": "off" if batching.length_grouping == "Off" else None,  # None: the default
         "batching_eager": batching.eager or None,
         **_build_objectives(spec.batching.objectives),
+        "speculation": spec.speculation and spec.speculation.method.lower(),
+        "speculation_tokens": spec.speculation and spec.speculation.max_tokens,
         "max_num_queued_requests": spec.engine.max_queued_requests,
         "class_shares": {str(each.level): each.max_share for each in spec.queue.classes if each.max_share} or None,
         "num_kv_blocks": cache.block_budget,

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import Ends, LayerShape
 from conveyor_engine.execution.attention.groups import group_layers, list_parts
@@ -26,7 +26,7 @@ from conveyor_engine.execution.graphs.cuda import Capture, choose_capture
 from conveyor_engine.execution.graphs.decodes import DecodeSteps
 from conveyor_engine.execution.graphs.mixed import MixedSteps, token_sizes
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
-from conveyor_engine.execution.limits import choose_max_model_len, find_context
+from conveyor_engine.execution.limits import check_settings_with_states, choose_max_model_len, find_context
 from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
@@ -188,11 +188,7 @@ class GenerateRunner(Runner):
                 f"{name} keeps states for each request, which are not divided among ranks: use "
                 "`tensor_parallel_size: 1`"
             )
-        if start.config.padding == "real":
-            raise ConfigError(
-                f"`padding: real` computes dummy tokens, which would change the states that {name} keeps "
-                "for each request; use `padding: none`"
-            )
+        check_settings_with_states(start.config, name)
         check_states(self.model, layers, shapes)
         start.limit_rows(row_bytes(shapes))
 
@@ -208,7 +204,7 @@ class GenerateRunner(Runner):
         """Allocate the KV caches, with room for the states. Returns the number of blocks without spare ones."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
-        step_bytes += peak_bytes(start.max_num_seqs, vocab_size, self.device)
+        step_bytes += peak_bytes(start.max_num_logits, vocab_size, self.device)
         step_bytes += self._sight.step_bytes + KEPT_BYTES if self._sight is not None else 0
         if self._adapters is not None:
             self._adapters.reserved_bytes = step_bytes
@@ -220,15 +216,15 @@ class GenerateRunner(Runner):
         return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare, tables)
 
     def _find_step_bytes(self, start: RunnerStart, num_tokens: int, max_model_len: int) -> int:
-        """Return the bytes that a forward of `num_tokens` tokens needs, with logits for every row."""
+        """Return the bytes that a forward of `num_tokens` tokens needs, with all logits of a step."""
         positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
-        step = (torch.zeros_like(positions), positions, positions.new_zeros(start.max_num_seqs), Probe())
+        step = (torch.zeros_like(positions), positions, positions.new_zeros(start.max_num_logits), Probe())
         return start.find_step_bytes(
             self.model,
             num_tokens,
             "`max_num_batched_tokens`",
             lambda: self._forward(*step),
-            num_logits=start.max_num_seqs,
+            num_logits=start.max_num_logits,
         )
 
     @property

@@ -1,9 +1,10 @@
-"""Fits the current cost of a step on this device: base + per_row x rows + per_token x prompt tokens.
+"""Fits the current cost of a step on this device: base + per_row x rows + per_token x further tokens.
 
-Used by `steering` and `candidates`.
+Used by `speculation`, and by `objectives` (`steering` and `candidates`).
 
-Steps of one shape (rows and prompt tokens between the same powers of two) are one point, at the medians of the newest
-steps. So neither frequent shapes nor single slow steps dominate the fit. Pure.
+Further tokens are those of prompts, and drafts. Steps of one shape (rows and further tokens between the same powers of
+two) are one point, at the medians of the newest steps. So neither frequent shapes nor single slow steps dominate the
+fit. Pure.
 """
 
 from collections import deque
@@ -56,7 +57,9 @@ class _Shape:
 class StepCost:
     """Fits the coefficients to the observed steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, smoothing: float = _SMOOTHING) -> None:
+        """smoothing: the weight of each new fit after the first one."""
+        self._smoothing = smoothing
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._number = 0
         self.coefficients: Coefficients | None = None  # None: nothing was fitted yet
@@ -79,7 +82,7 @@ class StepCost:
             self.coefficients = found
             return
         pairs = zip(self.coefficients, found, strict=True)
-        self.coefficients = Coefficients(*(old + _SMOOTHING * (new - old) for old, new in pairs))
+        self.coefficients = Coefficients(*(old + self._smoothing * (new - old) for old, new in pairs))
 
 
 def _fit_best(points: Sequence[tuple[float, float, float]]) -> Coefficients:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from conveyor_engine.objectives.step_cost import NUM_STEPS_FRESH, Coefficients, StepCost
+from conveyor_engine.scheduling.step_cost import NUM_STEPS_FRESH, Coefficients, StepCost
 
 TRUE = Coefficients(0.02, 0.001, 0.0001)
 

@@ -1,0 +1,221 @@
+"""`python -m conveyor_bench speculation`: tokens per second of answers with drafts and without, in turns.
+
+Seconds are those of the processor, on one thread, so that other programs on the machine count little.
+
+The answers are given. The model, with random weights, computes and samples each step as usual, and then the tokens are
+replaced by those of the answer. So a step costs what it costs, and drafts are accepted as often as in such a text:
+
+    edit     a part of Python's standard library with a name changed; the prompt has the original
+    extract  the sentences of a page that have a certain word; the prompt has the page
+    chat     the beginning of a page of Python's manual; the prompt is the question
+    random   random tokens, of which no draft is accepted
+
+Tokens are words and marks. With `--model`, a model's own greedy answers to questions take the place of these.
+The last line printed is one JSON object.
+"""
+
+import argparse
+import inspect
+import itertools
+import json
+import re
+import statistics
+import tempfile
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from pydoc_data.topics import topics
+from random import Random
+from typing import Any
+
+import torch
+
+from conveyor_bench.comparing.shapes import SHAPES
+from conveyor_bench.comparing.systems import write_model
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.build import build_runner
+from conveyor_engine.execution.sampling.sampler import Sampled
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Sample
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import EngineRequest, SamplingParams
+from conveyor_engine.wire.step import StepPlan
+
+PROMPT_TOKENS, ANSWER_TOKENS = 700, 200
+MODULES = ("textwrap", "shlex", "string", "fnmatch", "heapq", "bisect", "copy", "csv", "difflib", "glob", "gzip")
+PAGES = sorted(name for name, page in topics.items() if len(page) > 4000)
+Text = tuple[list[int], list[int]]  # tokens of a prompt and of its answer
+
+
+class Words:
+    """Turns texts into tokens: words and marks, each with the space before it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._numbers: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        parts = re.findall(r" ?\w+| ?[^\w\s]|\s+", text)
+        return [self._numbers.setdefault(part, len(self._numbers)) % self.vocab_size for part in parts]
+
+
+def edit(words: Words, number: int) -> Text:
+    source = inspect.getsource(import_module(MODULES[number % len(MODULES)]))
+    lines = source.splitlines(keepends=True)
+    begin = Random(number).randrange(max(1, len(lines) - 60))
+    part = "".join(lines[begin : begin + 60])
+    ((name, _),) = Counter(re.findall(r"\b[a-z_]{4,}\b", part)).most_common(1)
+    changed = re.sub(rf"\b{name}\b", f"{name}_of_it", part)
+    return words.encode(f"{part}\nRename {name} to {name}_of_it."), words.encode(changed)
+
+
+def extract(words: Words, number: int) -> Text:
+    page = " ".join(topics[PAGES[number % len(PAGES)]][:3000].split())
+    sentences = re.split(r"(?<=[.:]) ", page)
+    ((name, _),) = Counter(re.findall(r"\b[a-z]{6,}\b", page)).most_common(1)
+    found = "".join(f"- {sentence}\n" for sentence in sentences if name in sentence)
+    return words.encode(f"{page}\nList the sentences about {name}."), words.encode(found)
+
+
+def chat(words: Words, number: int) -> Text:
+    name = PAGES[number % len(PAGES)]
+    return words.encode(f"Tell me about {name} in Python."), words.encode(textwrap.dedent(topics[name]))
+
+
+def chance(words: Words, number: int) -> Text:
+    random = Random(number)
+    prompt, answer = ([random.randrange(words.vocab_size) for _ in range(number)] for number in (300, ANSWER_TOKENS))
+    return prompt, answer
+
+
+CASES: dict[str, Callable[[Words, int], Text]] = {"edit": edit, "extract": extract, "chat": chat, "random": chance}
+
+
+class Given:
+    """A runner whose rows get the tokens of given texts in place of the sampled ones."""
+
+    def __init__(self, runner: Any, rows: int, length: int) -> None:
+        self._runner, self.facts = runner, runner.facts
+        self.extra_warmup_tokens, self.graph_sizes = runner.extra_warmup_tokens, runner.graph_sizes
+        self.free_memory = runner.free_memory
+        self.texts: dict[tuple[int, ...], list[int]] = {}  # by the prompt
+        self._tokens = torch.zeros((rows, length), dtype=torch.int64)
+        self._sample = runner._sampler.sample
+        runner._sampler.sample = self._replace
+
+    def begin(self, plan: StepPlan) -> Sample:
+        for admitted in plan.admitted:
+            assert admitted.sampling is not None
+            prompt = tuple(admitted.token_ids[: admitted.sampling.num_prompt_tokens])
+            if text := self.texts.get(prompt, []):
+                self._tokens[admitted.row, : len(text)] = torch.tensor(text)
+        begun: Sample = self._runner.begin(plan)
+        return begun
+
+    def _replace(self, logits: torch.Tensor, samples: Any, *rest: Any) -> Sampled:
+        sampled: Sampled = self._sample(logits, samples, *rest)
+        return replace(sampled, token_ids=self._tokens[samples.device_rows, samples.device_positions])
+
+
+def measure(core: EngineCore, texts: Sequence[Text], serials: Any) -> float:
+    """Return the tokens per second of the answers, after every request has its first token."""
+    for prompt, answer in texts:
+        params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
+        core.add_request(EngineRequest(request_id=str(next(serials)), prompt_token_ids=prompt, params=params))
+    begun, num_tokens, started = set[str](), 0, 0.0
+    while core.has_unfinished():
+        outputs = core.step(time.monotonic())
+        if started:
+            num_tokens += sum(len(output.new_token_ids) for output in outputs)
+        begun |= {output.request_id for output in outputs if output.new_token_ids}
+        if not started and len(begun) == len(texts):
+            started = time.process_time()
+        if failed := next((output for output in outputs if output.has_failed), None):
+            raise RuntimeError(f"request {failed.request_id} ended with {failed.finish_reason}: {failed.message}")
+    return num_tokens / (time.process_time() - started)
+
+
+def run_rounds(
+    cores: dict[str, EngineCore], build: Callable[[int], list[Text]], rounds: int, report: Callable[[str], None]
+) -> dict[str, float]:
+    """Return the medians of both rates, and of their ratios."""
+    serials, rates = itertools.count(), list[dict[str, float]]()
+    for number in range(rounds + 1):
+        texts = build(number)
+        order = list(cores) if number % 2 else list(reversed(cores))
+        found = {name: measure(cores[name], texts, serials) for name in order}
+        if number:  # the first round warms up
+            rates.append(found)
+            report(f"event=measured rows={len(texts)} " + " ".join(f"{name}={found[name]:.1f}" for name in cores))
+    results = {name: round(statistics.median(each[name] for each in rates), 1) for name in cores}
+    return results | {"ratio": round(statistics.median(each["ngram"] / each["plain"] for each in rates), 3)}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the command `speculation`."""
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench speculation", description=__doc__)
+    parser.add_argument("--model-shape", choices=SHAPES, default="qwen3-0.6b", help="the model's sizes")
+    parser.add_argument("--model", type=Path, help="a chat model with weights, which answers itself")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of its weights")
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated")
+    parser.add_argument("--rows", default="1,8,32", help="requests at once; comma-separated")
+    parser.add_argument("--max-tokens", type=int, default=8, help="most drafts of a request in a step")
+    parser.add_argument("--rounds", type=int, default=5, help="each measures with drafts and without")
+    arguments = parser.parse_args(argv)
+    rows, cases = [int(each) for each in arguments.rows.split(",")], arguments.cases.split(",")
+    if unknown := {*cases} - {*CASES}:
+        parser.error(f"--cases has {unknown.pop()!r}, which is none of {', '.join(CASES)}")
+    if min(*rows, arguments.rounds) < 1:
+        parser.error("--rows and --rounds must be at least 1")
+    report = partial(print, flush=True)
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        model = arguments.model or Path(name)
+        if arguments.model is None:
+            write_model(model, arguments.model_shape, getattr(torch, arguments.dtype))
+        config = EngineConfig(
+            model=str(model),
+            device="cpu",
+            dtype=arguments.dtype,
+            max_model_len=None if arguments.model else PROMPT_TOKENS + ANSWER_TOKENS,
+            max_num_seqs=max(rows),
+            prefix_caching=False,  # two schedulers take turns with one cache
+            speculation="ngram",
+            speculation_tokens=arguments.max_tokens,
+            num_threads=1,
+        )
+        runner: Any = build_runner(config)
+        given = Given(runner, max(rows), PROMPT_TOKENS + ANSWER_TOKENS + 1) if arguments.model is None else None
+        executor = given or runner
+        cores = {
+            "plain": EngineCore(replace(config, speculation=None), executor),
+            "ngram": EngineCore(replace(config, warmup=False), executor),
+        }
+        words = Words(runner.facts.vocab_size)
+        for case, number_of_rows in itertools.product(cases if given else ["own answers"], rows):
+
+            def build(number: int, case: str = case, num_rows: int = number_of_rows) -> list[Text]:
+                numbers = range(number * num_rows, (number + 1) * num_rows)
+                if given is None:
+                    return ask(Tokenizer(model), numbers)
+                texts = [(p[-PROMPT_TOKENS:], a[:ANSWER_TOKENS]) for p, a in (CASES[case](words, n) for n in numbers)]
+                given.texts = {tuple(prompt): prompt + answer for prompt, answer in texts}
+                return texts
+
+            results[f"{case}, {number_of_rows}"] = found = run_rounds(cores, build, arguments.rounds, report)
+            report(f"event=case case={case!r} rows={number_of_rows} {found}")
+        stats = cores["ngram"].stats()
+        report(f"event=drafts computed={stats.num_draft_tokens} accepted={stats.num_accepted_tokens}")
+    report(json.dumps(results | {"options": {**vars(arguments), "model": str(arguments.model)}}))
+    return 0
+
+
+def ask(tokenizer: Tokenizer, numbers: Sequence[int]) -> list[Text]:
+    """Return questions about pages of Python's manual, with answers of 200 tokens, whichever these will be."""
+    questions = [f"<|user|>Tell me about {PAGES[number % len(PAGES)]}.<|assistant|>" for number in numbers]
+    return [(tokenizer.encode(question, PROMPT_TOKENS), [0] * ANSWER_TOKENS) for question in questions]

@@ -1,0 +1,82 @@
+"""Decides which requests compute drafts of their next tokens in a step, and how many. START HERE for speculation.
+
+A draft is one more token of the step. If the model samples the same token, the request has saved a step of its own, so
+an accepted draft is worth what a step costs for each of its rows. A draft is computed if its probability to be
+accepted, times this worth, is more than the cost of a token. Steps with many rows make a token worth little, and texts
+that do not repeat themselves have no probable drafts: both then have none. `drafter` estimates the probability, and
+`step_cost` fits both costs to the steps so far.
+
+`running_batch` asks for drafts when it plans a step, and `core` reports how long the step took. Pure.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from conveyor_engine.scheduling.drafter import KEPT_OF_SERVICE, Drafter, Rates
+from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.step_cost import StepCost
+
+READ_TOKENS: Final = 2048  # tokens of prompts that one step reads at most, which takes about a millisecond
+STEPS_PER_FIT: Final = 64  # the first fits come sooner: after 1, 2, 4, ... steps
+ENOUGH_DRAFTED: Final = 4  # steps with drafts after which the measured cost counts
+# Until then a step is assumed to cost as much as this number of tokens and its rows together.
+ASSUMED_TOKENS: Final = 8
+STEPS_PER_TRIAL: Final = 1024  # after so many steps without drafts, their cost is measured again
+MARGIN: Final = 1.25  # a draft must be worth its cost times this
+
+
+class Speculation:
+    """Proposes drafts while they are expected to pay."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """max_tokens: the most drafts of one request in a step."""
+        self.max_tokens = max_tokens
+        self._of_service = Rates(KEPT_OF_SERVICE)
+        self._cost = StepCost(smoothing=1.0)
+        self._num_steps = 0
+        self._num_drafted = 0  # steps with drafts since the last trial began
+        self._last_drafted = 0  # number of the last of them
+
+    def propose(self, requests: Collection[RequestState], room: int) -> Iterator[tuple[RequestState, list[int]]]:
+        """Yield the requests that should compute drafts, with these. Together they have at most `room` drafts.
+
+        requests: those that decode in the step. A request whose tokens follow a constraint gets no drafts, and neither
+        does one whose last token is not known yet.
+        """
+        least_chance = self._find_least_chance(len(requests))
+        unread = READ_TOKENS
+        for request in requests:
+            if request.constraint is not None or request.num_awaited_tokens:
+                continue
+            tokens = request.token_ids
+            if (drafter := request.drafter) is None:
+                drafter = request.drafter = Drafter(request.max_total_tokens, self._of_service)
+            unread -= drafter.read(tokens, request.num_prompt_tokens, unread)
+            most = min(self.max_tokens, room, request.max_total_tokens - len(tokens) - 1)
+            if drafts := drafter.draft(tokens, most, least_chance):
+                room -= len(drafts)
+                yield request, drafts
+
+    def observe(self, step: Step, ended: float, num_running: int = 0, num_waiting: int = 0) -> None:
+        """Record how long a step took. Steps with prompts are not counted."""
+        if step.prefills:
+            return
+        num_drafts = step.num_drafts
+        self._num_steps += 1
+        self._cost.observe(step.num_decoding, num_drafts, ended - step.planned_at)
+        if num_drafts:
+            self._num_drafted += 1
+            self._last_drafted = self._num_steps
+        elif self._num_steps - self._last_drafted > STEPS_PER_TRIAL:
+            self._num_drafted = 0
+        if self._num_steps % STEPS_PER_FIT == 0 or self._num_steps & (self._num_steps - 1) == 0:
+            self._cost.fit()
+
+    def _find_least_chance(self, num_rows: int) -> float:
+        """Return the probability from which on a draft pays in a step of so many rows."""
+        cost = self._cost.coefficients
+        if cost is None or self._num_drafted < ENOUGH_DRAFTED:
+            return num_rows / (num_rows + ASSUMED_TOKENS)
+        worth = cost.seconds(num_rows, 0) / num_rows
+        return MARGIN * cost.per_token / worth if worth else 1.0
