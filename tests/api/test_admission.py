@@ -311,12 +311,15 @@ def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespac
 
 
 def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
-    pages = [(REPOSITORY / page).read_text() for page in ("docs/models.md", "docs/quantization.md", "docs/vllm.md")]
+    titles = ("docs/models.md", "docs/quantization.md", "docs/vllm.md", "docs/speculation.md")
+    pages = [(REPOSITORY / page).read_text() for page in titles]
     parts = re.findall(r"```yaml\n(.*?)```", "".join(pages), re.DOTALL)
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
         InferenceService.parse(body)
-    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm = (services.create(body)["spec"] for body in bodies)
+    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts = (
+        services.create(body)["spec"] for body in bodies
+    )
     assert embeds["engine"]["maxQueuedRequests"] == 2048
     assert in_bucket["model"]["secretRef"] == {"name": "bucket"}
     assert in_image["pod"]["imagePullSecrets"] == [{"name": "registry"}]
@@ -324,6 +327,7 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert rounded["model"]["quantization"] == "INT8"
     assert in_gguf["model"]["uri"].endswith(":Q4_K_M")
     assert vllm["runtime"] == "VLLM"
+    assert drafts["speculation"] == {"method": "NGram", "maxTokens": 8}
 
 
 def test_the_adapters_of_the_page_are_taken(services: Services) -> None:

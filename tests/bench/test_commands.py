@@ -32,6 +32,7 @@ QUICK = [
     (f"engine --workload image {SOON}", "slow"),
     (f"engine --workload see {SOON}", "slow"),
     (f"constrained {TINY} --rows 3 --tokens 12", "slow"),
+    (f"speculation {TINY} --rows 1,2 --rounds 1", "slow"),
     (f"adapters {TINY} --rows 3 --prompt-tokens 8 --tokens 4 --adapters 2 --rank 2 --compare peft", "slow"),
     ("schemas tests/engine/text/schema/emitted --samples 2", "slow"),
     ("host --rows 3 --steps 4 --streamed-tokens 20", "slow"),

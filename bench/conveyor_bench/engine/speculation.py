@@ -46,9 +46,9 @@ from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 from conveyor_engine.wire.step import StepPlan
 
-PROMPT_TOKENS, ANSWER_TOKENS = 700, 200
+PROMPT_TOKENS, ANSWER_TOKENS = 400, 100
 MODULES = ("textwrap", "shlex", "string", "fnmatch", "heapq", "bisect", "copy", "csv", "difflib", "glob", "gzip")
-PAGES = sorted(name for name, page in topics.items() if len(page) > 4000)
+PAGES = sorted(name for name, page in topics.items() if len(page) > 2000)
 Text = tuple[list[int], list[int]]  # tokens of a prompt and of its answer
 
 
@@ -67,15 +67,15 @@ class Words:
 def edit(words: Words, number: int) -> Text:
     source = inspect.getsource(import_module(MODULES[number % len(MODULES)]))
     lines = source.splitlines(keepends=True)
-    begin = Random(number).randrange(max(1, len(lines) - 60))
-    part = "".join(lines[begin : begin + 60])
+    begin = Random(number).randrange(max(1, len(lines) - 25))
+    part = "".join(lines[begin : begin + 25])
     ((name, _),) = Counter(re.findall(r"\b[a-z_]{4,}\b", part)).most_common(1)
     changed = re.sub(rf"\b{name}\b", f"{name}_of_it", part)
     return words.encode(f"{part}\nRename {name} to {name}_of_it."), words.encode(changed)
 
 
 def extract(words: Words, number: int) -> Text:
-    page = " ".join(topics[PAGES[number % len(PAGES)]][:3000].split())
+    page = " ".join(topics[PAGES[number % len(PAGES)]][:1200].split())
     sentences = re.split(r"(?<=[.:]) ", page)
     ((name, _),) = Counter(re.findall(r"\b[a-z]{6,}\b", page)).most_common(1)
     found = "".join(f"- {sentence}\n" for sentence in sentences if name in sentence)
@@ -89,7 +89,7 @@ def chat(words: Words, number: int) -> Text:
 
 def chance(words: Words, number: int) -> Text:
     random = Random(number)
-    prompt, answer = ([random.randrange(words.vocab_size) for _ in range(number)] for number in (300, ANSWER_TOKENS))
+    prompt, answer = ([random.randrange(words.vocab_size) for _ in range(number)] for number in (200, ANSWER_TOKENS))
     return prompt, answer
 
 
@@ -216,6 +216,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def ask(tokenizer: Tokenizer, numbers: Sequence[int]) -> list[Text]:
-    """Return questions about pages of Python's manual, with answers of 200 tokens, whichever these will be."""
+    """Return questions about pages of Python's manual, with answers of as many tokens, whichever these will be."""
     questions = [f"<|user|>Tell me about {PAGES[number % len(PAGES)]}.<|assistant|>" for number in numbers]
     return [(tokenizer.encode(question, PROMPT_TOKENS), [0] * ANSWER_TOKENS) for question in questions]

@@ -43,8 +43,8 @@ def test_the_pods_are_rendered_as_by_the_last_release(name: str) -> None:
     assert render(SPECS[name]) == (RENDERED / f"{name}.yaml").read_text(), "an upgrade would restart every engine"
 
 
-# A spec, and a change to each field. `runtime: VLLM` needs an image.
-PLAIN: dict[str, Any] = {"engine": {"image": "example/engine:1"}}
+# A spec, and a change to each field. `runtime: VLLM` needs an image, and `speculation` a CPU.
+PLAIN: dict[str, Any] = {"engine": {"image": "example/engine:1", "device": "Auto"}}
 CHANGES: dict[str, Any] = {
     "model": {"uri": "hf://example/other"},
     "adapters": [{"name": "a", "uri": "hf://example/adapter"}],
@@ -54,6 +54,7 @@ CHANGES: dict[str, Any] = {
     "task": "Embed",
     "runtime": "VLLM",
     "workload": {"inputTokens": {"p50": 100, "p95": 200}, "outputTokens": {"p50": 100, "p95": 200}},
+    "speculation": {"method": "NGram"},
     "requestTimeout": "9m",
     "drain": {"timeout": "9s"},
     "resources": {"limits": {"memory": "9Gi"}},
