@@ -376,10 +376,7 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
         name = "adapters" if config.adapters else "adapters_file"
         yield name, "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
     if config.speculation is not None and config.batching_mode == "static":
-        yield (
-            "speculation",
-            "does not apply to `batching_mode: static`, whose rows compute one token each: leave it out",
-        )
+        yield "speculation", "is not for `batching_mode: static`, whose rows compute one token each: leave it out"
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"

@@ -88,7 +88,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nbatching_window_seconds: 1", "is for batching_mode: static and batching_mode: dynamic alone"),
         ("model: /m\nbatching_eager: true", "batching_eager is for batching_mode: static and batching_mode: dynamic"),
         ("model: /m\nlength_grouping: off", "length_grouping is for batching_mode: static and batching_mode: dynamic"),
-        ("model: /m\nspeculation: ngram\nbatching_mode: static", "speculation does not apply to batching_mode: static"),
+        ("model: /m\nspeculation: ngram\nbatching_mode: static", "speculation is not for batching_mode: static"),
         ("model: /m\nspeculation: oracle", "speculation must be one of ngram, not 'oracle'"),
         ("model: /m\nspeculation_tokens: 17", "speculation_tokens must be a whole number from 1 to 16"),
         ("model: /m\npadding: real", "padding is for batching_mode: static alone"),
