@@ -47,6 +47,9 @@ COMMANDS = {
     "loop": Command("gateway.loop", "the gateway's event loop: worst input of each parser, and many services"),
     "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
+    "fairness": Command(
+        "gateway.fairness", "what chat clients get beside one that floods a service with long requests"
+    ),
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),
     "wake": Command("control.wake", "how soon a service at zero gets a replica after a request"),

@@ -46,6 +46,8 @@ QUICK = [
     ("loop --services 200", "slow"),
     ("prefixes --rounds 1 --engines 2", "nightly"),
     ("overload --seconds 2 --tokens 50", "nightly"),
+    ("fairness --virtual-only --virtual-seconds 10", "slow"),
+    ("fairness --virtual-seconds 10 --rounds 1 --seconds 8", "nightly"),
     ("offline --rounds 1 --seconds 5", "nightly"),
     ("reconcile --services 8 --idle-seconds 1 --edit-seconds 2", "nightly"),
     ("wake --services 2", "nightly"),

@@ -11,12 +11,13 @@ from typing import Final
 
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
+from conveyor_gateway.admission.kept_places import KeptPlaces
 from conveyor_gateway.admission.leaving import Leaving
 from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.open_queries import OpenQueries
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
-from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
+from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState, Work
 from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.watching.classes import UNCLASSED
 
@@ -49,6 +50,8 @@ class Dispatcher:
         self._loop = loop
         self._queries = OpenQueries(engines, self._use_answer, self.match)
         self._exclusions = Exclusions()
+        self._kept = KeptPlaces()
+        self._kept_until: float | None = None  # while the first request waits beside places that are kept for others
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._continues = False  # whether the next turn of the loop continues a match
@@ -57,7 +60,9 @@ class Dispatcher:
     def configure(self, limits: QueueLimits) -> None:
         """Use changed limits from now on."""
         self._limits = limits
-        self._leaving.keep({UNCLASSED.level, *(each.level for each in limits.classes.ordered)})
+        levels = {UNCLASSED.level, *(each.level for each in limits.classes.ordered)}
+        self._leaving.keep(levels)
+        self._waiting.keep(levels)
         self.match()
 
     def estimate_wait_seconds(self, level: int) -> int:
@@ -76,15 +81,40 @@ class Dispatcher:
         else:
             ticket.end_exclusions()
         ticket.state = TicketState.QUEUED
-        ticket.home = self._pool.find_home(ticket.prefix)
-        self._waiting.add(ticket)
+        if not self._dispatch_at_once(ticket):
+            ticket.home = self._pool.find_home(ticket.prefix)
+            self._waiting.add(ticket)
         self.match()
 
-    def release(self, ticket: Ticket) -> None:
-        """Free the place of a dispatched ticket. The next match gives it to another request."""
+    def _dispatch_at_once(self, ticket: Ticket) -> bool:
+        """Dispatch a new ticket without queueing it if no other waits and a place is free; otherwise return False."""
+        now = self._loop.time()
+        if self._waiting or self._stopped or ticket.excluded or not self._pool.find_places(now):
+            return False
+        full_level = self._find_full_level()
+        if (full_level is not None and ticket.level >= full_level) or self._keeps_places(ticket, now):
+            return False
+        engine = self._pool.choose(now, prefix=ticket.prefix)
+        assert engine is not None, "a place is free"
+        self._dispatch(ticket, engine, is_granted=False, waits=False)
+        return True
+
+    def requeue(self, ticket: Ticket) -> None:
+        """Put a dispatched ticket back at its position in the order."""
+        self._release(ticket)
+        self._waiting.undo(ticket)
+        self.enqueue(ticket)
+
+    def release(self, ticket: Ticket, used: Work | None) -> None:
+        """Free the place of a dispatched ticket that has ended. The next match gives it to another request."""
+        self._release(ticket)
+        self._waiting.end(ticket, used)
+
+    def _release(self, ticket: Ticket) -> None:
         self._pool.release(ticket.bound_engine)
         ticket.engine = None
         self._num_of_level[ticket.level] -= 1
+        self._kept.leave(ticket.client)
         self.dispatched.remove(ticket)
 
     def stop(self) -> None:
@@ -160,10 +190,36 @@ class Dispatcher:
         This request overtakes only requests that engines rejected before, whose class uses its whole share, or whose
         home is another engine.
         """
+        self._kept_until = None
         places = self._pool.find_places(now)
         if places and not self._retries.has_one(now):
             places = FIRST_TRY
-        return self._waiting.first(places, self._find_full_level())
+        return self._find_first(places, now)
+
+    def _find_first(self, wanted: int, now: float) -> Ticket | None:
+        """Return the first request for a place on the engines of the mask `wanted`, if the place is not kept."""
+        full_level, skipped = self._find_full_level(), set[str]()
+        while (ticket := self._waiting.first(wanted, full_level, skipped)) is not None:
+            if not self._keeps_places(ticket, now):
+                return ticket
+            skipped.add(ticket.client)  # at most MOST_WITH_MANY clients
+        return None
+
+    def _keeps_places(self, ticket: Ticket, now: float) -> bool:
+        """Return whether the free places are kept for other clients than the ticket's."""
+        if len(self.dispatched) < self._num_places - self._pool.num_ready * self._limits.num_kept:
+            return False
+        if not self._kept.has_many(ticket.client, self._num_places):
+            return False
+        until = self._kept.find_end(ticket.client)
+        if until <= now:
+            return False
+        self._kept_until = min(until, self._kept_until or until)
+        return True
+
+    @property
+    def _num_places(self) -> int:
+        return self._pool.num_ready * self._limits.place_limit
 
     def _find_full_level(self) -> int | None:
         """Return the lowest level whose class uses its whole share of the places.
@@ -180,12 +236,13 @@ class Dispatcher:
         share = max(1, num_places * percent // (100 * self._limits.num_gateways))
         return sum(count for each, count in self._num_of_level.items() if each >= level) >= share
 
-    def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
-        self._waiting.remove(ticket)
+    def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool, waits: bool = True) -> None:
+        self._waiting.begin(ticket, waits)
         if not ticket.excluded & FIRST_TRY:
             self._leaving.count(ticket.level)
         self.dispatched.add(ticket)
         self._num_of_level[ticket.level] += 1
+        self._kept.enter(ticket.client, self._num_places, self._loop.time())
         ticket.bind(engine, is_granted)
 
     def _use_answer(self, engine: Engine, granted: bool) -> bool:
@@ -208,7 +265,7 @@ class Dispatcher:
         if self._stopped:
             return False
         wanted = engine.bit if self._retries.has_one(now) else UNREFUSED
-        ticket = self._waiting.first(wanted, self._find_full_level())
+        ticket = self._find_first(wanted, now)
         if ticket is None or not self._pool.occupy_granted(engine, now):
             return False
         if ticket.excluded & UNREFUSED:
@@ -227,7 +284,7 @@ class Dispatcher:
         self._timer = None if at is None else self._loop.call_at(at, self._end_pause)
 
     def _find_next_change(self, now: float) -> float | None:
-        times = [self._exclusions.next_at(), self._pool.next_return_seconds(now)]
+        times = [self._exclusions.next_at(), self._pool.next_return_seconds(now), self._kept_until]
         if not self._retries.has_one(now):
             times.append(self._retries.next_at(now))
         return min((time for time in times if time is not None), default=None)

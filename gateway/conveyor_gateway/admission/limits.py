@@ -15,6 +15,7 @@ class QueueLimits:
     max_queued_requests: int
     queue_timeout_seconds: float
     place_limit: int
+    num_kept: int = 0  # places of each engine that a client with its part of them does not get while others are active
     fills_batches: bool = False
     classes: QueueClasses = WITHOUT_CLASSES
     num_gateways: int = 1  # each gateway gets an equal part of a class's share of the places

@@ -22,6 +22,8 @@ from conveyor_gateway.watching.catalog import Catalog, Service
 logger = logging.getLogger(__name__)
 
 _SERVICES_A_TURN: Final = 100
+# One in this many places of a batch, at least one, is kept for clients with few requests, and those beyond the batch.
+KEPT_PART: Final = 16
 
 
 class Queues:
@@ -86,7 +88,13 @@ class Queues:
         share = max(1, service.max_queued_requests // self._num_gateways)
         fills = service.window_seconds > 0
         limits = QueueLimits(
-            share, service.queue_timeout_seconds, service.place_limit, fills, service.classes, self._num_gateways
+            share,
+            service.queue_timeout_seconds,
+            service.place_limit,
+            0 if fills else service.place_limit - service.batch_size + max(1, service.batch_size // KEPT_PART),
+            fills,
+            service.classes,
+            self._num_gateways,
         )
         self._log_unreachable(key, share)
         if key in self._queues:

@@ -18,7 +18,7 @@ from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.place_queries import PlaceQueries
-from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
+from conveyor_gateway.admission.ticket import FIRST_TRY, ONE_TOKEN, UNREFUSED, Ticket, TicketState, Work
 from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.errors import Code, GatewayError, QueueFull
 from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
@@ -130,18 +130,22 @@ class ServiceQueue:
         request_class: QueueClass = UNCLASSED,
         offset_seconds: float = 0.0,
         prefix: int | None = None,
+        client: str = "",
+        work: Work = ONE_TOKEN,
     ) -> Ticket:
         """Queue a new request, or dispatch it at once if a place is free. The caller must finish the ticket.
 
         `deadline` is on the loop's clock. The request counts as if it had arrived `offset_seconds` later (earlier if
-        negative). `prefix` is the hashed beginning of its prompt, if engines cache prefixes. In a full queue, the new
-        request replaces a less urgent one.
+        negative). `prefix` is the hashed beginning of its prompt, if engines cache prefixes. `work`: its expected
+        tokens, with the most that the answer may have. In a full queue, the new request replaces the last one of a less
+        urgent level, or of the client with most requests.
         Raises QueueFull, or the error that the queue was closed with.
         """
         self._check_open()
         self._admitted += 1
         now, level = self.loop.time(), request_class.level
-        ticket = Ticket(self._admitted, now, deadline, request_class, level, offset_seconds, prefix)
+        ticket = Ticket(self._admitted, now, deadline, request_class, level, offset_seconds, client, work)
+        ticket.prefix = prefix
         self._dispatcher.enqueue(ticket)
         if ticket.state is TicketState.QUEUED and (error := self._find_full(ticket)) is not None:
             self.finish(ticket)
@@ -149,21 +153,29 @@ class ServiceQueue:
         return ticket
 
     def _find_full(self, ticket: Ticket) -> QueueFull | None:
-        """Make room for a new ticket by removing the last one if necessary. Return the error if there is no room."""
+        """Make room for a new ticket by removing another one if necessary. Return the error if there is no room."""
         most = ticket.request_class.max_queued_requests
         if most is not None:
             share = max(1, most // self.limits.num_gateways)
             if self._waiting.count(ticket.level) > share:
-                return self._build_full(ticket, share, f"the maxRequests of class {ticket.request_class.name}")
+                field = f"the maxRequests of class {ticket.request_class.name}"
+                return self._remove_last(ticket, ticket.level, share, field)
         share = self.limits.max_queued_requests
         if self.queued <= share:
             return None
-        worst = self._waiting.last()
-        if worst is None or worst.level <= ticket.level:
-            return self._build_full(ticket, share, "queue.maxRequests")
-        error = self._build_full(worst, share, "queue.maxRequests")
-        self.finish(worst)
-        worst.refuse(error)
+        return self._remove_last(ticket, None, share, "queue.maxRequests")
+
+    def _remove_last(self, ticket: Ticket, level: int | None, share: int, field: str) -> QueueFull | None:
+        """Remove the last ticket of the level, or of all. Return the error if that would be one of `ticket`'s client.
+
+        The last one is of the client with most waiting requests in the level.
+        """
+        last = self._waiting.last(level)
+        if last is None or last.level < ticket.level or (last.level, last.client) == (ticket.level, ticket.client):
+            return self._build_full(ticket, share, field)
+        error = self._build_full(last, share, field)
+        self.finish(last)
+        last.refuse(error)
         return None
 
     def _build_full(self, ticket: Ticket, share: int, field: str) -> QueueFull:
@@ -266,17 +278,19 @@ class ServiceQueue:
 
     def requeue(self, ticket: Ticket) -> None:
         """Put a request that its engine rejected back into the queue, at its old position."""
-        self._dispatcher.release(ticket)
-        self._dispatcher.enqueue(ticket)
+        self._dispatcher.requeue(ticket)
 
-    def finish(self, ticket: Ticket) -> None:
-        """Free the place of a request that has ended, in the queue or on its engine. Later calls have no effect."""
+    def finish(self, ticket: Ticket, used: Work | None = None) -> None:
+        """Free the place of a request that has ended, in the queue or on its engine. Later calls have no effect.
+
+        used: the tokens that it used, if they are known.
+        """
         if ticket.state is TicketState.CLOSED:
             return
         if ticket.state is TicketState.QUEUED:
             self._waiting.remove(ticket)
         else:
-            self._dispatcher.release(ticket)
+            self._dispatcher.release(ticket, used)
         ticket.state = TicketState.CLOSED
         self._idle_since = self.loop.time()
         self._dispatcher.match()

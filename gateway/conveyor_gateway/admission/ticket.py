@@ -26,6 +26,17 @@ class TicketState(Enum):
     CLOSED = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How many tokens a request has. The answer's are the most that it may have, or after its end those that it had."""
+
+    prompt_tokens: float = 1.0
+    answer_tokens: float = 0.0
+
+
+ONE_TOKEN: Final = Work()
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One admitted request. Times are on the loop's clock."""
@@ -36,6 +47,9 @@ class Ticket:
     request_class: QueueClass = UNCLASSED
     level: int = 0  # of its class, or after a delay the least urgent level; lower goes first
     offset_seconds: float = 0.0  # the request is ordered as if it had arrived this much later
+    client: str = ""  # shares the places of its level with other clients
+    work: Work = ONE_TOKEN
+    charged: float = 0.0  # of its client's counter, since it got a place
     prefix: int | None = None  # the beginning of its prompt, hashed; None: it has no home
     home: int = 0  # the bit of the engine that is the home of `prefix`; 0: none
     state: TicketState = TicketState.QUEUED

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from conveyor_gateway.admission.ticket import Work
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, QueueFields
 from conveyor_gateway.watching.catalog import Service
@@ -17,8 +18,6 @@ from conveyor_protocol.request_headers import CLASS_HEADER, MAX_OFFSET_SECONDS
 
 # In JSON these bytes can only be a whole string, because quotes within a string are escaped.
 _PRIORITY: Final = b'"priority"'
-_BYTES_PER_TOKEN: Final = 4
-_UNKNOWN_LENGTH_TOKENS: Final = 4096
 _LOG2_MOST_TOKENS: Final = 24.0  # above any model's context
 
 
@@ -37,7 +36,7 @@ def choose_priority(
     body: bytes,
     fields: QueueFields,
     timeout_seconds: float,
-    may_generate: bool,
+    work: Work,
 ) -> Priority:
     """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises GatewayError.
 
@@ -51,8 +50,7 @@ def choose_priority(
     granted = classes.lower(named or classes.default)
     offset_seconds = 0.0
     if classes.is_shortest_first:
-        longest = (service.max_model_len or _UNKNOWN_LENGTH_TOKENS) if may_generate else 0
-        offset_seconds = _delay_long(len(body) // _BYTES_PER_TOKEN + fields.count_answer_tokens(longest))
+        offset_seconds = _delay_long(work.prompt_tokens + work.answer_tokens)
     elif classes.ordered:
         offset_seconds = -min(MAX_OFFSET_SECONDS, max(0.0, service.request_timeout_seconds - timeout_seconds))
     return Priority(granted, offset_seconds, named not in (None, granted))
@@ -86,6 +84,6 @@ def _find_by_priority(service: Service, priority: int | None, body: bytes) -> Qu
     return None
 
 
-def _delay_long(num_tokens: int) -> float:
+def _delay_long(num_tokens: float) -> float:
     """Return an offset in seconds that grows with the length: twice the tokens add 1.25 s."""
     return MAX_OFFSET_SECONDS * min(math.log2(1 + num_tokens) / _LOG2_MOST_TOKENS, 1.0)

@@ -17,7 +17,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.admission.ticket import Ticket
+from conveyor_gateway.admission.ticket import Ticket, Work
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineRequest
 from conveyor_gateway.engines.headers import build_engine_headers
@@ -42,6 +42,7 @@ from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
 from conveyor_gateway.relaying.waking import check_may_wake
+from conveyor_gateway.relaying.work import estimate_work, find_work
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service
 from conveyor_gateway.watching.readiness import Readiness
@@ -78,6 +79,7 @@ class _Arrived:
     service: Service
     engine_request: EngineRequest
     priority: Priority
+    work: Work
     prefix: int | None  # the hashed beginning of its prompt, if engines may have it
     timeout_seconds: float
 
@@ -120,7 +122,8 @@ class RequestLife:
             check_may_wake(service, self.route, body if is_json else None)
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
         fields, json_body = (NO_FIELDS, b"") if has_form else (read_queue_fields(body), body)
-        priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, self.route.may_stream)
+        work = estimate_work(service, body, fields, self.route.may_stream)
+        priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work)
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         hold.note_arrived(service.namespace, service.key, len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
@@ -128,7 +131,7 @@ class RequestLife:
         engine_request = EngineRequest(self.route.fill_path(model), headers, body, hold, is_coming)
         has_homes = self.route.may_stream and self.parts.queues[service.key].has_homes
         prefix = find_prefix(fields) if has_homes else None
-        return _Arrived(service, engine_request, priority, prefix, timeout_seconds)
+        return _Arrived(service, engine_request, priority, work, prefix, timeout_seconds)
 
     def _find_model(self, body: bytes) -> tuple[NamedModel, bytes]:
         """Return the service with the named model, and the body with the model name that its engines expect.
@@ -157,7 +160,10 @@ class RequestLife:
     def _admit(self, arrived: _Arrived, queue: ServiceQueue) -> Ticket:
         priority, timeout_seconds = arrived.priority, arrived.timeout_seconds - self.record.age_seconds()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        ticket = queue.admit(deadline, priority.request_class, priority.offset_seconds, arrived.prefix)
+        client = self.held.hold.owner.client
+        ticket = queue.admit(
+            deadline, priority.request_class, priority.offset_seconds, arrived.prefix, client, arrived.work
+        )
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "event=admitted id=%s service=%s path=%s queued=%d dispatched=%d engines=%d timeout_seconds=%.1f",
@@ -201,13 +207,15 @@ class RequestLife:
         relay = Relay(self.request, answer, record, ticket.deadline, self.held, keep_alive)
         try:
             if answer.is_whole:
-                queue.finish(ticket)  # frees the engine's place, however slowly the client reads
                 record.leave_engine(answer.usage)
+                # This frees the engine's place, however slowly the client reads.
+                queue.finish(ticket, find_work(answer, ticket.work, len(answer.first)))
                 return await relay.send_whole()
             return await relay.send_stream(begun)
         finally:
             record.leave_engine(answer.usage, answer.awaits_report)
             answer.close()
+            queue.finish(ticket, find_work(answer, ticket.work, record.sent_bytes))
 
 
 def _find_timeout_seconds(request: BaseRequest, service: Service) -> float:

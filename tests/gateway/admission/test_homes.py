@@ -10,9 +10,9 @@ from tests.gateway.admission.queues import FAR, make_queue
 
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import MAX_HOME_LOAD, EnginePool
+from conveyor_gateway.admission.served_tokens import HOME_SECONDS
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket
-from conveyor_gateway.admission.waiting import HOME_SECONDS
 
 ADDRESSES = [f"10.0.0.{number}:8000" for number in range(8)]
 PREFIXES = range(1 << 40, (1 << 40) + 400)

@@ -14,14 +14,14 @@ from tests.gateway.builders import NeverAsked, make_limits
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import Code, GatewayError, QueueFull
-from conveyor_gateway.watching.classes import QueueClass, QueueClasses
+from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClass, QueueClasses
 from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, MAX_OFFSET_SECONDS
 
 CHAT, TOOLS, BATCH = QueueClass("chat", 0), QueueClass("tools", 2), QueueClass("batch", 100)
 
 
 def of(*classes: QueueClass) -> QueueClasses:
-    return QueueClasses(classes, classes[-1], classes[0])
+    return QueueClasses(classes, classes[-1], classes[0]) if classes else WITHOUT_CLASSES
 
 
 class VirtualTime:

@@ -11,7 +11,7 @@ from tests.lines_run import count_lines
 
 from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.admission.ticket import Ticket, TicketState
+from conveyor_gateway.admission.ticket import Ticket, TicketState, Work
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.watching.classes import QueueClass
 
@@ -21,7 +21,7 @@ FEW, MANY = 100, 3_200
 CLASSES = [QueueClass(name, level) for name, level in (("a", 0), ("b", 1), ("c", 500))]
 
 
-def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
+def make_queue(num_waiting: int, num_engines: int, num_clients: int) -> tuple[ServiceQueue, list[Ticket]]:
     """Make a queue in which all waiting requests were refused by engines without room.
 
     The engines have places for others.
@@ -30,7 +30,9 @@ def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[T
     queue.set_engines(f"10.0.0.{number}:8000" for number in range(num_engines))
     tickets = []
     while queue.queued < num_waiting:
-        tickets.append(queue.admit(FAR, CLASSES[len(tickets) % len(CLASSES)], (len(tickets) * 7) % 30))
+        number = len(tickets)
+        client, work = f"client-{number % num_clients}", Work(number % 11)
+        tickets.append(queue.admit(FAR, CLASSES[number % len(CLASSES)], (number * 7) % 30, client=client, work=work))
         while tickets[-1].engine is not None:
             refuse(queue, tickets[-1])
     return queue, tickets
@@ -64,12 +66,14 @@ EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] 
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("num_engines", [1, 8])
-async def test_an_event_costs_no_more_with_many_waiting_than_with_few(event: str, num_engines: int) -> None:
+@pytest.mark.parametrize(("num_engines", "num_clients"), [(1, 1), (8, 1), (8, 10_000)])
+async def test_an_event_costs_no_more_with_many_waiting_than_with_few(
+    event: str, num_engines: int, num_clients: int
+) -> None:
     costs = []
     random.seed(1)  # the depth of the index is a matter of chance: seldom, a tree of the few is very flat
     for num_waiting in (FEW, MANY):
-        queue, tickets = make_queue(num_waiting, num_engines)
+        queue, tickets = make_queue(num_waiting, num_engines, num_clients)
         costs.append(count_lines(EVENTS[event](queue, tickets), FOLDER))
         queue.close(GatewayError("the end", Code.SERVICE_DELETED))
     assert costs[1] < 4 * costs[0], costs  # the index is twice as deep

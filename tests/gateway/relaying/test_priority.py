@@ -10,6 +10,7 @@ from conveyor_api.queue import Queue
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, NO_FIELDS, read_queue_fields
 from conveyor_gateway.relaying.priority import Priority, choose_priority
+from conveyor_gateway.relaying.work import estimate_work
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.classes import parse_classes
 from conveyor_protocol.request_headers import MAX_OFFSET_SECONDS
@@ -24,7 +25,9 @@ def make_service(classes: list[dict[str, Any]] = CLASSES, **queue: Any) -> Servi
 
 def choose(service: Service, named: str | None = None, /, timeout_seconds: float = 600.0, **body: Any) -> Priority:
     sent = json.dumps(body).encode()
-    return choose_priority(service, named, sent, read_queue_fields(sent), timeout_seconds, may_generate=True)
+    fields = read_queue_fields(sent)
+    work = estimate_work(service, sent, fields, may_generate=True)
+    return choose_priority(service, named, sent, fields, timeout_seconds, work)
 
 
 def name_of(priority: Priority) -> str:
@@ -108,4 +111,5 @@ def test_shortest_first_orders_by_prompt_and_answer_up_to_a_bound() -> None:
     offsets = [choose(service, **body).offset_seconds for body in bodies]
     assert offsets == sorted(set(offsets))
     assert 0 < offsets[0] < offsets[-1] == MAX_OFFSET_SECONDS
-    assert choose_priority(service, None, b"{}", NO_FIELDS, 600.0, may_generate=False).offset_seconds == 0.0
+    nothing = estimate_work(service, b"{}", NO_FIELDS, may_generate=False)
+    assert choose_priority(service, None, b"{}", NO_FIELDS, 600.0, nothing).offset_seconds == 0.0
