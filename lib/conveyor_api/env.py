@@ -12,6 +12,7 @@ from conveyor_api.scheduling import Name
 # Engine settings that `env` may set, because no field of the resource controls them. The spec
 # determines all other engine settings.
 FREE_ENGINE_SETTINGS: Final = (
+    "ADAPTER_SLOTS",
     "ATTENTION_BACKEND",
     "ENFORCE_EAGER",
     "LOG_FORMAT",

@@ -11,6 +11,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.executor import Read, Sample
+from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.filling import BatchLimits
 from conveyor_engine.scheduling.limits import Limits
@@ -29,7 +30,17 @@ EOS = 2
 
 def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params: Any) -> EngineRequest:
     """Make a request. prompt: tokens, or their number; others: fields such as party and arrival_time."""
-    names = ("party", "arrival_time", "prompt_hashes", "cache_salt", "level", "deadline", "pictures", "payload")
+    names = (
+        "party",
+        "arrival_time",
+        "prompt_hashes",
+        "cache_salt",
+        "level",
+        "deadline",
+        "pictures",
+        "payload",
+        "adapter",
+    )
     own = {name: params.pop(name) for name in names if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)
@@ -68,13 +79,14 @@ def make_scheduler(
     tokenizer: Tokenizer | None = None,
     constrain: Callable[[EngineRequest], Constraint | None] | None = None,
     masks: MaskSource | None = None,
+    slots: AdapterSlots | None = None,
     **changes: Any,
 ) -> Scheduler:
     """Make a scheduler. changes: fields of the configuration or of the facts. By default, Static batches are packed."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
     padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
-    return Scheduler(config, make_facts(**own), tokenizer, constrain, masks=masks)
+    return Scheduler(config, make_facts(**own), tokenizer, constrain, masks=masks, slots=slots)
 
 
 def next_token(token_ids: list[int]) -> int:

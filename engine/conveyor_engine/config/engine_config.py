@@ -48,7 +48,7 @@ AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 DEFAULT_MEMORY_FRACTION = 0.85
 DEFAULT_NUM_SEQS = 32
 DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much as one of many
-ADAPTERS_MAX = 64
+ADAPTERS_MAX = 1000
 _ADAPTER_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 MAX_TOKENS = 16_777_216  # limit on the tokens of a context or a step, and on the number of KV blocks
 
@@ -119,9 +119,17 @@ class EngineConfig:
     adapters_file: str = setting(
         "",
         "YAML file of further LoRA adapters, which may change while the engine runs: NAME: {uri: ..., directory: ...}. "
-        "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request. With "
-        "`removable: true`, the directory is removed when no adapter of the file has it any more",
+        "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request",
         TEXT,
+    )
+    adapters_folder: str = setting(
+        "", "folder for this engine alone, in which it removes the downloads that `adapters_file` does not name", TEXT
+    )
+    adapter_slots: int = setting(
+        16,
+        "adapters of `adapters_file` that are on the device at the same time. If the file has more, those that "
+        "requests wait for are loaded in place of those that were not used for the longest time",
+        whole_number(1, 256),
     )
     task: str = setting(
         "auto",

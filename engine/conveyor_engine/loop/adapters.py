@@ -1,11 +1,14 @@
 """Loads and unloads LoRA adapters between steps, while requests run. Used by `core`.
 
-A thread reads an adapter's files, for which no step waits. If its volume hangs, later adapters wait too. Then the
-adapter is loaded one layer at a time, so that it delays a step by a few milliseconds, and a trial request with it runs
-beside the others, as in the warm-up. An adapter is unloaded once no request has it.
+If there are more adapters than slots (`scheduling.adapter_slots`), those that requests wait for are loaded in place of
+others. A thread reads an adapter's files, for which no step waits. If its volume hangs, later adapters wait too. The
+host keeps copies of what was read, within a share of its free memory. Then the adapter is loaded a few layers at a
+time, so that it delays a step by about 10 milliseconds. When it is loaded for the first time, a trial request with it
+runs beside the others, as in the warm-up.
 """
 
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -13,8 +16,10 @@ from typing import Any
 
 import msgspec
 
+from conveyor_engine.cgroup import free_memory_bytes
 from conveyor_engine.errors import ModelError, Overloaded, explain_crash
-from conveyor_engine.loop.executor import TakesAdapters
+from conveyor_engine.loop.executor import AdapterCopy, TakesAdapters
+from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.tasks import Task
 from conveyor_engine.wire.messages import AdapterFailed, AdapterLoaded, LoadAdapter
@@ -23,7 +28,9 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 _TRIAL = "adapter-trial"
 _TRIED_TOKENS = 4
-_END = object()
+_LAYERS_SECONDS = 0.01  # for which one step waits; a layer more may be loaded
+_READ_AHEAD = 2  # adapters that requests wait for
+_COPIES_SHARE = 4  # of the host's free memory, one part is for copies
 _Call = Callable[[Callable[[], Any]], Any]
 
 
@@ -45,14 +52,20 @@ class Adapters:
         wake: called in another thread when `advance` has something to do.
         """
         self._executor, self._scheduler, self._task = executor, scheduler, task
+        self._slots = AdapterSlots(1, number) if scheduler.slots is None else scheduler.slots
         self._between_steps, self._wake = between_steps, wake
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         self._usable = set(range(number + 1))  # 0: none
-        self._waiting: deque[LoadAdapter] = deque()
-        self._loading: LoadAdapter | None = None
-        self._layers: Future[Iterator[None]] | None = None
-        self._is_on_trial = False
+        self._known: dict[int, LoadAdapter] = {}
+        self._coming: deque[LoadAdapter] = deque()  # those that are not usable yet
         self._leaving: set[int] = set()
+        self._tried: set[int] = set()
+        self._reads: dict[int, Future[AdapterCopy]] = {}
+        self._copies: OrderedDict[int, AdapterCopy] = OrderedDict()  # least recently used first
+        self._signatures: dict[int, object] = {}
+        self._loading: tuple[int, Iterator[None]] | None = None
+        self._trial: int | None = None
+        self._is_stuck = False  # no slot can be taken before a step has run
         self._results: list[AdapterLoaded | AdapterFailed] = []
 
     def has(self, number: int) -> bool:
@@ -62,12 +75,20 @@ class Adapters:
     @property
     def is_due(self) -> bool:
         """Return whether `advance` has something to do. It may also be called at any other time."""
-        loads = bool(self._waiting) if self._loading is None else self._is_read
-        return loads or bool(self._results) or any(not self._is_in_use(number) for number in self._leaving)
+        if self._results or any(read.done() for read in self._reads.values()) or self._find_gone():
+            return True
+        if self._loading is not None:
+            return True
+        return self._trial is None and (bool(self._coming and not self._reads) or self._misses)
+
+    @property
+    def _misses(self) -> bool:
+        return self._slots.misses and not self._is_stuck
 
     def load(self, message: LoadAdapter) -> None:
-        """Load the adapter after those that were named before."""
-        self._waiting.append(message)
+        """Read the adapter after those that were named before, and load it if a slot is free."""
+        self._known[message.number] = message
+        self._coming.append(message)
 
     def unload(self, number: int) -> None:
         """Take no more requests for the adapter, and free its memory after the last one."""
@@ -75,81 +96,211 @@ class Adapters:
         self._leaving.add(number)
 
     def advance(self, now: float) -> list[AdapterLoaded | AdapterFailed]:
-        """Load the next layer, and free what no request needs. Returns what has become of adapters.
+        """Load the next layers, and free what no request needs. Returns what has become of adapters.
 
         now: as for `EngineCore.step`.
         """
-        for number in [number for number in self._leaving if not self._is_in_use(number)]:
-            self._leaving.discard(number)
-            self._between_steps(partial(self._executor.unload_adapter, number))
-        if self._loading is None and self._waiting:
-            self._loading = message = self._waiting.popleft()
-            named = message.number, message.name, message.directory
-            self._layers = self._reader.submit(self._executor.load_adapter, *named)
-            self._layers.add_done_callback(lambda _: self._wake())
-        if self._is_read:
-            self._load_layer(now)
+        for number in self._find_gone():
+            self._drop(number)
+        self._take_reads()
+        if self._loading is None and self._trial is None:
+            self._choose()
+        if self._loading is not None:
+            self._load_layers(*self._loading, now)
         results, self._results = self._results, []
         return results
 
-    @property
-    def _is_read(self) -> bool:
-        """Return whether a layer can be loaded, or the trial can start."""
-        return self._layers is not None and self._layers.done() and not self._is_on_trial
+    # --- which adapter is next ---
 
-    def _load_layer(self, now: float) -> None:
-        assert self._loading is not None
-        assert self._layers is not None
-        try:
-            layers = self._layers.result()
-            if self._between_steps(lambda: next(layers, _END)) is _END:
-                self._try(now)
-        except ModelError as error:
-            self._fail(error.reason, str(error))
-        except Exception as error:  # nothing else uses what was written so far
-            reason, why = explain_crash(error)
-            self._fail(reason, f"the adapter {self._loading.name!r} cannot be used: {why}")
+    def _choose(self) -> None:
+        """Begin to load an adapter that requests wait for, or else one that is new."""
+        if self._misses:
+            self._choose_wanted()
+        if self._loading is None and self._coming and not self._reads:
+            number = self._coming[0].number
+            if number not in self._copies:
+                self._read(number)
+            elif self._slots.has_free:
+                self._begin(number)
+            else:
+                self._settle(number)
 
-    def take_trial(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Return the outputs without those of the trial, which it judges."""
-        if not self._is_on_trial:
-            return outputs
-        for output in outputs:
-            if output.request_id == _TRIAL and output.finish_reason is not None:
-                self._judge(output.finish_reason)
-        return [output for output in outputs if output.request_id != _TRIAL]
+    def _choose_wanted(self) -> None:
+        self._slots.misses = False
+        waiting = (request.adapter for request in self._scheduler.waiting.in_order())
+        claims, wanted = self._slots.list_wanted(number for number in waiting if number in self._known)
+        for number in wanted[:_READ_AHEAD]:
+            self._read(number)
+        in_use = {each.adapter for each in self._scheduler.requests.values() if each.was_admitted}
+        victim = self._slots.find_victim(claims, wanted, in_use)
+        ready = next((number for number in wanted if number in self._copies), None)
+        if ready is not None and victim is not None:
+            self._free_slot(victim)
+        if ready is not None and self._slots.has_free:
+            self._begin(ready)
+        else:
+            self._is_stuck = True
+
+    def _begin(self, number: int) -> None:
+        self._copies.move_to_end(number)
+        self._loading = number, self._executor.load_adapter(number, self._copies[number])
+
+    def _free_slot(self, number: int) -> None:
+        self._slots.free(number)
+        self._between_steps(partial(self._executor.unload_adapter, number))
+
+    def _find_gone(self) -> list[int]:
+        """Return the adapters that leave and that no request has."""
+        busy = self._loading[0] if self._loading is not None else self._trial
+        return [number for number in self._leaving if number != busy and not self._is_in_use(number)]
 
     def _is_in_use(self, number: int) -> bool:
         return any(request.adapter == number for request in self._scheduler.requests.values())
 
-    def _try(self, now: float) -> None:
-        """Start the trial. If the queue is full, the next call of `advance` comes here again."""
-        assert self._loading is not None
+    def _drop(self, number: int) -> None:
+        """Remove all that there is of an adapter."""
+        if number in self._slots:
+            self._free_slot(number)
+        self._leaving.discard(number)
+        self._usable.discard(number)
+        self._tried.discard(number)
+        for kept in (self._known, self._copies, self._signatures):
+            kept.pop(number, None)
+
+    # --- files and copies ---
+
+    def _read(self, number: int) -> None:
+        if number in self._copies or number in self._reads:
+            return
+        message = self._known[number]
+        self._reads[number] = read = self._reader.submit(self._executor.read_adapter, message.name, message.directory)
+        read.add_done_callback(lambda _: self._wake())
+
+    def _take_reads(self) -> None:
+        for number in [number for number, read in self._reads.items() if read.done()]:
+            read, self._is_stuck = self._reads.pop(number), False
+            if number not in self._known:
+                continue
+            try:
+                copy = read.result()
+                if self._signatures.setdefault(number, copy.signature) != copy.signature:
+                    raise copy.refuse(
+                        "its files are others than those that were loaded first; put new files into a new folder",
+                        FailureReason.MODEL_UNREADABLE,
+                    )
+            except ModelError as error:
+                self._fail(number, error.reason, str(error))
+            except Exception as error:
+                self._crash(number, error)
+            else:
+                self._keep(number, copy)
+                self._slots.misses = True
+
+    def _keep(self, number: int, copy: AdapterCopy) -> None:
+        """Keep the copy, and drop others that have not been used for long if all would take too much memory."""
+        self._copies[number] = copy
+        held = sum(each.num_bytes for each in self._copies.values())
+        most = (free_memory_bytes() + held) // _COPIES_SHARE
+        while held > most and len(self._copies) > 1:
+            held -= self._copies.popitem(last=False)[1].num_bytes
+
+    # --- layers and the trial ---
+
+    def _load_layers(self, number: int, layers: Iterator[None], now: float) -> None:
+        try:
+            if self._between_steps(partial(_load_some, layers)):
+                return
+        except ModelError as error:
+            self._loading = None
+            if error.reason is not FailureReason.OUT_OF_MEMORY or not self._make_room(number):
+                self._fail(number, error.reason, str(error))
+        except Exception as error:  # nothing else uses what was written so far
+            self._loading = None
+            self._crash(number, error)
+        else:
+            self._end_loading(number, now)
+
+    def _make_room(self, number: int) -> bool:
+        """Unload an adapter that no request uses, so that another one that requests wait for may fit."""
+        in_use = {each.adapter for each in self._scheduler.requests.values()}
+        idle = next((each for each in self._slots if each not in in_use), None)
+        if idle is None or number not in self._usable:
+            return False
+        self._free_slot(idle)
+        self._slots.misses = True
+        return True
+
+    def _end_loading(self, number: int, now: float) -> None:
+        """Let waiting requests have the adapter, or try it first.
+
+        If the queue has no place for the trial, the next call of `advance` comes here again.
+        """
+        is_tried = number in self._tried or self._try(number, now)
+        if not is_tried and number not in self._usable:
+            return
+        self._loading = None
+        self._slots.put(number)
+        self._slots.misses = True  # there may be more to load
+        self._scheduler.look_again()
+        if self._trial is None:
+            self._settle(number)
+
+    def _try(self, number: int, now: float) -> bool:
+        """Start the trial. Returns False if the queue is full."""
         dummy = self._task.build_dummy(0, _TRIED_TOKENS)
-        number = self._loading.number
         trial = msgspec.structs.replace(dummy, request_id=_TRIAL, adapter=number, arrival_time=now)
         try:
             self._scheduler.add_request(trial)
         except Overloaded:
-            return
-        self._is_on_trial = True
+            return False
+        self._trial = number
+        return True
 
-    def _judge(self, reason: FinishReason) -> None:
-        assert self._loading is not None
-        self._is_on_trial = False
-        number, name = self._loading.number, self._loading.name
+    def take_trial(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Return a step's outputs without those of the trial, which it judges."""
+        self._is_stuck = False
+        if self._trial is None:
+            return outputs
+        for output in outputs:
+            if output.request_id == _TRIAL and output.finish_reason is not None:
+                self._judge(self._trial, output.finish_reason)
+        return [output for output in outputs if output.request_id != _TRIAL]
+
+    def _judge(self, number: int, reason: FinishReason) -> None:
+        self._trial = None
         if reason is FinishReason.ERROR:
-            self._leaving.add(number)
+            name = self._known[number].name
             why = f"the adapter {name!r} cannot be used: with it, the model's results are not finite (NaN or infinity)"
-            self._fail(FailureReason.UNSUPPORTED_MODEL, why)
+            self._fail(number, FailureReason.UNSUPPORTED_MODEL, why)
         else:
+            self._tried.add(number)
+            self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        """Let requests have the adapter."""
+        if self._end_coming(number):
             self._usable.add(number)
-            self._end(AdapterLoaded(number))
+            self._results.append(AdapterLoaded(number))
 
-    def _fail(self, reason: FailureReason, message: str) -> None:
-        assert self._loading is not None
-        self._end(AdapterFailed(self._loading.number, reason, message))
+    def _crash(self, number: int, error: Exception) -> None:
+        reason, why = explain_crash(error)
+        self._fail(number, reason, f"the adapter {self._known[number].name!r} cannot be used: {why}")
 
-    def _end(self, result: AdapterLoaded | AdapterFailed) -> None:
-        self._loading = self._layers = None
-        self._results.append(result)
+    def _fail(self, number: int, reason: FailureReason, message: str) -> None:
+        """End the requests that wait for the adapter. Others that have it end as usual."""
+        self._end_coming(number)
+        self.unload(number)
+        self._scheduler.fail_waiting(number, message)
+        self._results.append(AdapterFailed(number, reason, message))
+
+    def _end_coming(self, number: int) -> bool:
+        """Return whether the adapter was new until now."""
+        if found := [message for message in self._coming if message.number == number]:
+            self._coming.remove(found[0])
+        return bool(found)
+
+
+def _load_some(layers: Iterator[None]) -> bool:
+    """Load layers for a while. Returns whether there are more."""
+    end = time.monotonic() + _LAYERS_SECONDS
+    return any(time.monotonic() >= end for _ in layers)

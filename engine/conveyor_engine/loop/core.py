@@ -21,6 +21,7 @@ from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.masks.grammars import Grammars
 from conveyor_engine.objectives.candidates import Objectives
 from conveyor_engine.objectives.steering import Steering
+from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import Task, build_task
@@ -68,7 +69,8 @@ class EngineCore:
         limits = None if self.steering is None else self.steering.limits
         self.grammars = grammars
         constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
-        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks)
+        slots = AdapterSlots(config.adapter_slots, len(config.adapters)) if config.adapters_file else None
+        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks, slots=slots)
         self._observe_steps(clock)
         self._overlap = Overlap(executor) if overlap else None
         of_adapters = cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)
@@ -124,7 +126,7 @@ class EngineCore:
 
     def notice_masks(self) -> None:
         """Called when a mask may be ready for which all rows wait."""
-        self.scheduler.notice_masks()
+        self.scheduler.look_again()
 
     def has_unfinished(self) -> bool:
         """Return whether any request has not had its last output yet, or a step is open."""

@@ -5,10 +5,12 @@ and numbers (`wire.step`), not requests, and keeps the rows' state between steps
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from conveyor_engine.errors import ModelError
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+from conveyor_protocol.failure_reasons import FailureReason
 
 Read = Callable[[], StepResult]
 """Waits for the result of a step and returns it. Called once."""
@@ -52,16 +54,40 @@ class Executor(Protocol):
         ...
 
 
+class AdapterCopy(Protocol):
+    """A LoRA adapter whose files have been read into the host's memory and checked."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes."""
+        ...
+
+    @property
+    def signature(self) -> object:
+        """Sizes and times of its files: equal for equal files."""
+        ...
+
+    def refuse(self, why: str, reason: FailureReason) -> ModelError:
+        """Return the error that names the adapter."""
+        ...
+
+
 class TakesAdapters(Protocol):
     """What an executor also does if its task has adapters."""
 
-    def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
+    def read_adapter(self, name: str, directory: str) -> AdapterCopy:
         """Read a LoRA adapter's files. This may take long, and runs in another thread than the steps.
 
-        Returns an iterator that loads one layer at a time, with steps in between. Both raise ModelError, and leave
-        nothing then.
+        Raises ModelError, also if the adapter does not fit the model.
+        """
+        ...
 
-        number: what rows of later plans have for it; no other adapter has had it.
+    def load_adapter(self, number: int, copy: Any) -> Iterator[None]:
+        """Return an iterator that loads an adapter one layer at a time, with steps in between.
+
+        The iterator raises ModelError, and leaves nothing then.
+
+        number: what rows of later plans have for the adapter. copy: what `read_adapter` returned.
         """
         ...
 

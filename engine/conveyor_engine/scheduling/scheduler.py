@@ -12,15 +12,16 @@ from dataclasses import replace
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
+from conveyor_engine.scheduling.adapter_slots import AdapterSlots
+from conveyor_engine.scheduling.admission import Admission
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.constrained_rows import ConstrainedRows
 from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
-from conveyor_engine.scheduling.filling import Filling
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.outputs import Outputs
-from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
+from conveyor_engine.scheduling.policy import build_policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.shares import Shares
@@ -34,7 +35,7 @@ from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
-MASK_POLL_SECONDS = 0.05  # rows that wait for masks are looked at so often, in case a wake-up is lost
+POLL_SECONDS = 0.05  # what waits for masks or adapters is looked at so often, in case a wake-up is lost
 
 
 class Scheduler:
@@ -53,17 +54,19 @@ class Scheduler:
         constrain: Callable[[EngineRequest], Constraint | None] | None = None,
         limits: Limits | None = None,
         masks: MaskSource | None = None,
+        slots: AdapterSlots | None = None,
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
         `constrain` returns the constraint on a request's tokens, or None. Without it, no request has a constraint.
         `masks` builds their masks in another process; None: constraints are always ready.
         `limits` may change between two steps. The default is the declared limits.
+        `slots` has the adapters that requests may have now; None: those that were loaded at the start.
         """
         self._facts = facts
         self._tokenizer = tokenizer
         self._constrain = constrain
-        self._idle_until: float | None = None  # all running rows wait for their masks; until then at most
+        self._idle_until: float | None = None  # until then at most, all rows wait for masks, or requests for adapters
         self._task = build_task(facts)
         if facts.has_states and config.batching_mode == "static":
             config = replace(config, padding="none")  # a state must not contain dummy tokens
@@ -93,9 +96,19 @@ class Scheduler:
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
         self._constrained = ConstrainedRows(self._batch, self._outputs, masks, has_states=facts.has_states)
-        self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
+        self.slots = slots
+        takes = None if slots is None else slots.takes
+        self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks, takes)
         self._deadlines, self._draining = Deadlines(), False
-        self._batch_time = 0.0  # when the newest closed batch started
+        self._admission = Admission(
+            self._policy,
+            self._batch,
+            self.waiting,
+            self._deadlines,
+            self._counters,
+            counts_prefixes=self._prefix_caching,
+            slots=slots,
+        )
         # Called after a step, with the step and the numbers of running and waiting requests.
         self.on_step: Callable[[Step, int, int], None] | None = None
 
@@ -144,6 +157,8 @@ class Scheduler:
         self._outputs.requests[state.request_id] = state
         self.waiting.add(state)
         self._deadlines.add(state)
+        if self.slots is not None:
+            self.slots.takes(state.adapter)  # so that a missing adapter is read before a row is free
 
     def abort(self, request_id: str) -> None:
         """End the request, waiting or running, and free its row and blocks. Unknown ids are ignored."""
@@ -161,9 +176,14 @@ class Scheduler:
         """Start batches without waiting until they are full, from now on."""
         self._draining, self._idle_until = True, None
 
-    def notice_masks(self) -> None:
-        """Schedule again: a mask that rows wait for may be ready."""
+    def look_again(self) -> None:
+        """Schedule again: a mask that rows wait for, or an adapter, may be ready."""
         self._idle_until = None
+
+    def fail_waiting(self, adapter: int, message: str) -> None:
+        """End the waiting requests with this adapter."""
+        for request in [each for each in self.waiting.in_order() if each.adapter == adapter]:
+            self._end(request, FinishReason.ERROR, message)
 
     def has_unfinished(self) -> bool:
         """Return whether an output has not been taken, a request has not ended, or a step is open."""
@@ -218,14 +238,15 @@ class Scheduler:
         step.planned_at = now
         short = preempted = self._batch.schedule_running(step, self.waiting)
         if self.waiting and not preempted:
-            short = self._schedule_waiting(step, now)
+            short = self._admission.admit(step, now, draining=self._draining)
         self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
         self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
         self._constrained.flush()
         if self._batch.want_pictures(step) or step.num_tokens:
             return self._batch.start_step(step)
-        if self._constrained.sleep():
-            self._idle_until = now + MASK_POLL_SECONDS
+        waits_for_adapters = self.slots is not None and self.slots.misses and not self._batch.requests
+        if self._constrained.sleep() or waits_for_adapters:
+            self._idle_until = now + POLL_SECONDS
         return None
 
     def _drop_late(self, now: float) -> None:
@@ -240,75 +261,6 @@ class Scheduler:
         self.waiting.add_preempted(request)
         request.num_preemptions += 1
         self._counters.count_preemption()
-
-    def _candidates(self, now: float) -> Candidates:
-        """Return the requests that may be admitted.
-
-        A running closed batch admits only its own preempted requests.
-        """
-        if not self._policy.joins:
-            if self.waiting.preempted:
-                return Candidates(self.waiting.preempted, None)
-            if self._batch.requests:
-                return NOBODY
-        return self._policy.candidates(self.waiting, now, self._draining)
-
-    def _schedule_waiting(self, step: Step, now: float) -> bool:
-        """Admit waiting requests in the policy's order until rows, blocks or budget run out.
-
-        Returns whether blocks ran out. A closed batch (a policy without `joins`) is admitted as a whole, even if the
-        budget of this step is enough only for a part of it. Requests that do not fit into the KV cache wait for the
-        next batch.
-        """
-        candidates, close_reason = self._candidates(now)
-        # Whether admitted requests are scheduled later, with the whole batch.
-        waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)
-        admitted: list[RequestState] = []
-        short = False
-        for request in candidates:
-            if self._policy.joins and not self._batch.has_budget(step, request):
-                break
-            if not self._batch.admit(request, step):
-                short = self._batch.num_free_rows > 0
-                close_reason = close_reason and ("kv_blocks" if short else close_reason)
-                break
-            admitted.append(request)
-            self._count_admission(request, now)
-            if not waits:
-                self._batch.schedule(step, request)
-        for request in admitted:
-            self.waiting.pop(request)
-            self._deadlines.remove(request)
-        if admitted and close_reason:
-            self._count_close(close_reason, admitted, now)
-            self._pad_prompts(admitted)
-            self._batch_time = now
-        if not step.num_tokens:
-            self._batch.schedule_all(step)
-        return short
-
-    def _count_close(self, reason: str, batch: list[RequestState], now: float) -> None:
-        filled = Filling(self._policy.limits)
-        filled.extend(batch)
-        first_arrival = min(request.arrival_time for request in batch)
-        self._counters.count_batch(reason, filled.cost, filled.padding_share, now - first_arrival)
-
-    def _count_admission(self, request: RequestState, now: float) -> None:
-        if self._prefix_caching:
-            self._counters.count_prefix(len(request.token_ids), request.num_computed_tokens)
-        if not request.was_admitted:
-            request.was_admitted = True
-            request.scheduled_time = now
-            began = now if self._policy.joins else max(request.arrival_time, self._batch_time)
-            request.place_time = min(request.place_time, began)
-            request.num_cached_tokens = request.num_computed_tokens
-
-    def _pad_prompts(self, batch: list[RequestState]) -> None:
-        """Pad every prompt to the longest of its batch, as in a padded tensor."""
-        if self._policy.pads:
-            longest = max(request.num_prompt_tokens for request in batch)
-            for request in batch:
-                request.num_padding_tokens = longest - request.num_prompt_tokens
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """Return whether the step must wait for `build_masks` before it samples."""

@@ -57,7 +57,14 @@ class Listing:
     listing. No later request under a closed limit is listed; requests of lower levels still may be.
     """
 
-    def __init__(self, shares: Shares, num_blocks_of: Callable[[RequestState], int]) -> None:
+    def __init__(
+        self,
+        shares: Shares,
+        num_blocks_of: Callable[[RequestState], int],
+        takes: Callable[[int], bool] | None = None,
+    ) -> None:
+        """takes: whether a request with this adapter may be admitted; None: all may."""
+        self._takes = takes
         self._shares = shares
         self._num_blocks_of = num_blocks_of
         self._num_rows = list(shares.num_rows)
@@ -73,6 +80,8 @@ class Listing:
 
         While no running or counted request is under a limit, any request fits it, so that each level can run.
         """
+        if self._takes is not None and not request.was_admitted and not self._takes(request.adapter):
+            return False
         num_limits = self._shares.count_limits(request.level)
         if not self.is_open(num_limits):
             return False

@@ -199,13 +199,14 @@ class WaitingQueue:
         bucket_of: Callable[[RequestState], int],
         shares: Shares = NO_SHARES,
         num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
+        takes: Callable[[int], bool] | None = None,
     ) -> None:
         """bucket_of: returns a request's bucket. A batch prefers requests of one bucket. There are few buckets.
-        num_blocks_of: returns the number of KV blocks that a request gets when it is admitted.
+        num_blocks_of: returns the number of KV blocks that a request gets when it is admitted. takes: see `Listing`.
         """
         self._bucket_of = bucket_of
         self._turns = Turns()
-        self.new_listing = partial(Listing, shares, num_blocks_of)
+        self.new_listing = partial(Listing, shares, num_blocks_of, takes)
         self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns, shares, self.new_listing))
         self.preempted = Ordered[RequestState]()
 
@@ -216,6 +217,12 @@ class WaitingQueue:
         listing = self.new_listing()
         lines = [line for bucket in self._buckets.values() for line in bucket.entries(listing)]
         return _fitting([self.preempted.entries(), *lines], listing)
+
+    def in_order(self) -> Iterator[RequestState]:
+        """Return the requests in the order of the queue, including those that do not fit."""
+        listing = self.new_listing()
+        lines = [line for bucket in self._buckets.values() for line in bucket.entries(listing)]
+        return (request for _, request in merge(self.preempted.entries(), *lines, key=itemgetter(0)))
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -136,7 +136,10 @@ class Drain(_Message):
 
 
 class LoadAdapter(_Message):
-    """Load an adapter under a number that no adapter has had. The answer is AdapterLoaded or AdapterFailed."""
+    """Load an adapter under a number that no adapter has had. The answer is AdapterLoaded or AdapterFailed.
+
+    If no slot is free, the adapter is only read, and loaded when requests wait for it.
+    """
 
     number: int
     name: str
@@ -190,7 +193,7 @@ class AdapterLoaded(_Message):
 
 
 class AdapterFailed(_Message):
-    """The adapter cannot be loaded. Nothing else has changed."""
+    """The adapter cannot be loaded, now or again. Nothing else has changed."""
 
     number: int
     reason: FailureReason

@@ -38,7 +38,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
 def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "model": "/m", "served_model_name": "s", "adapters": (("a", "/a"), ("b.c", "/b=d")),
-        "adapters_file": "/adapters.yaml", "task": "custom",
+        "adapters_file": "/adapters.yaml", "adapters_folder": "/adapters", "adapter_slots": 3, "task": "custom",
         "model_class": "a.b:C",
         "device": "auto", "dtype": "bfloat16", "quantization": "int4",
         "max_model_len": 99, "sampling_defaults": "openai", "tool_parser": "mistral",
@@ -104,7 +104,10 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nclass_shares: {best: 10}", "not 'best:10'"),
         ("model: /m\nclass_shares: [5]", "class_shares must be levels"),
         ("model: /m\nadapters: {a: /a}\ntensor_parallel_size: 2", "adapters and tensor_parallel_size exclude each"),
-        ("model: /m\nadapters: {a/b: /a}", "adapters must be at most 64 names with directories, as sql=/adapters/sql"),
+        (
+            "model: /m\nadapters: {a/b: /a}",
+            "adapters must be at most 1000 names with directories, as sql=/adapters/sql",
+        ),
         ("model: /m\nadapters: {a: ''}", "not 'a='"),
         ("model: /m\nadapters: a=/a,a=/b", "not 'a=/b'"),
         ("model: /m\nworkload_input_tokens: 20,10", "tokens at P50 and P95, from 1 to 16777216 and in this order"),

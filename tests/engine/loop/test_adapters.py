@@ -93,13 +93,16 @@ def running(reference: GetReference, tmp_path_factory: pytest.TempPathFactory) -
     return Running(reference("qwen3"), tmp_path_factory.mktemp("adapters"))
 
 
-@pytest.mark.parametrize("changes", [
+CHANGES = pytest.mark.parametrize("changes", [
     {"attention_backend": "torch"},
     {"attention_backend": "auto"},
     {"attention_backend": "auto", "overlap": True},
     {"attention_backend": "auto", "capture": lambda work: work},
     {"attention_backend": "auto", "capture": lambda work: work, "overlap": True},
 ])  # fmt: skip
+
+
+@CHANGES
 def test_answers_equal_pefts_before_during_and_after_each_change(running: Running, changes: dict[str, object]) -> None:
     session = running.open(**changes)
     session.send(0, 0)
@@ -126,6 +129,24 @@ def test_answers_equal_pefts_before_during_and_after_each_change(running: Runnin
     session.send(3, 3)
     session.send(0, 0)
     session.check()
+
+
+@CHANGES
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_answers_equal_pefts_with_more_adapters_than_slots(
+    running: Running, changes: dict[str, object], num_slots: int
+) -> None:
+    session = running.open(adapter_slots=num_slots, **changes)
+    for number in (1, 2, 3):
+        session.load(number, str(number))
+    assert session.settle() == [AdapterLoaded(number) for number in (1, 2, 3)]
+    for turn in range(30):
+        session.send(turn % 4, turn % 4, turn % 6)
+        session.send(turn * 7 % 3 + 1, turn * 7 % 3 + 1, turn % 5)
+        session.turn()
+    session.core.adapters.unload(2)
+    session.check()
+    assert len(session.core.scheduler.slots or ()) == num_slots
 
 
 def test_no_layer_changes_while_a_step_begins(running: Running) -> None:
@@ -267,7 +288,8 @@ def test_an_adapter_without_room_in_the_container_s_memory_fails(
     session.load(1, "1")
     session.settle()
     monkeypatch.setattr(cgroup, "_CGROUP", tmp_path)
-    needed = session.core.executor._adapters.reserved_bytes + bytes_of_matrices(before)  # type: ignore[attr-defined]
+    old = bytes_of_matrices(session)  # one of them exists beside its replacement
+    needed = session.core.executor._adapters.reserved_bytes + sum(bytes_of_matrices(before)) - sum(old) + max(old)  # type: ignore[attr-defined]
     (tmp_path / "memory.current").write_text("0")
     (tmp_path / "memory.max").write_text(f"{needed - 1}")
     session.load(2, "2")
@@ -285,19 +307,16 @@ def test_an_adapter_without_room_in_the_container_s_memory_fails(
     session.check()
 
 
-def bytes_of_matrices(session: Session) -> int:
-    """Return the bytes of all adapters' matrices."""
+def bytes_of_matrices(session: Session) -> list[int]:
+    """Return the bytes of all adapters' matrices in each layer that has some."""
     layers = [each for each in session.core.executor.model.modules() if isinstance(each, AdaptedLinear)]  # type: ignore[attr-defined]
-    tensors = [
-        tensor
+    of_layers = (
+        [each.weights._down.data, *(up.data for up in each.weights._ups)]
+        if isinstance(each, NativeAdaptedLinear)
+        else [each._down, *each._ups]
         for each in layers
-        for tensor in (
-            [each.weights._down.data, *(up.data for up in each.weights._ups)]
-            if isinstance(each, NativeAdaptedLinear)
-            else [each._down, *each._ups]
-        )
-    ]
-    return sum(tensor.nbytes for tensor in tensors)
+    )
+    return [sum(tensor.nbytes for tensor in tensors) for tensors in of_layers]
 
 
 def test_an_adapter_that_cannot_be_used_fails_alone(running: Running, tmp_path: Path) -> None:

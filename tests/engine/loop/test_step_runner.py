@@ -96,7 +96,7 @@ def test_with_states_late_masks_let_a_row_begin_again_once_at_most() -> None:
     scheduler = make_scheduler(
         has_states=True, masks=masks, constrain=lambda _: TardySumModThree(masks, [3, 1, 2, 3, 4], 1000)
     )
-    masks.on_ready = scheduler.notice_masks
+    masks.on_ready = scheduler.look_again
     model = PretendedModel(4, has_states=True)
     scheduler.add_request(make_request(prompt=[97] * 5, max_tokens=12))
     for _ in range(200):

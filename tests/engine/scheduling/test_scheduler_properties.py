@@ -120,7 +120,7 @@ class History(SchedulerHistory):
         # With steps ahead, and with states, there are no drafts: the engine refuses the setting.
         if speculates and not num_ahead and self.mode != "static" and not self.scheduler._facts.has_states:
             self.scheduler._batch._speculation = Oracle(5, next_token)
-        self.masks.on_ready = self.scheduler.notice_masks
+        self.masks.on_ready = self.scheduler.look_again
         self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states, kv_tables)

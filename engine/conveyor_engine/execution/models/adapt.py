@@ -4,7 +4,7 @@ Linear layers of our own may compute several layers of the checkpoint in one pro
 an adapter of the slice with that layer's outputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from conveyor_engine import cgroup
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.adapter_files import Adapter, Factors
+from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters, NativeAdaptedLinear
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.mixers import MixerForward
@@ -32,7 +32,9 @@ class _Place:
     parent: nn.Module
     attribute: str
     slices: Mapping[str, slice]
+    layer: NativeDecoderLayer | None  # that computes it in one call with others
     used: list[str] = field(default_factory=list)  # the slices that an adapter has changed so far
+    num_columns: int = 0
 
     @property
     def linear(self) -> nn.Module:
@@ -52,23 +54,23 @@ class _Place:
         sizes = [*(self.part.in_features for _ in used), *outputs]
         # Padded, as the compiled kernels store them.
         padded: int = sum(-(-size // native.PANEL) for size in sizes) * native.PANEL
-        return padded * num_columns * self._like_part(like)[1].itemsize
+        return padded * num_columns * self.find_dtype(like[1]).itemsize
 
-    def _like_part(self, like: _Like) -> _Like:
-        return like[0], self.part.weight.dtype if isinstance(self.part, nn.Linear) else like[1]
+    def find_dtype(self, default: torch.dtype) -> torch.dtype:
+        """Return the type of adapters' matrices. default: of layers with compressed weights."""
+        return self.part.weight.dtype if isinstance(self.part, nn.Linear) else default
 
-    def rebuild(self, used: list[str], adapters: Adapters, num_columns: int, like: _Like) -> AdaptedLinear:
-        """Return the layer with room for these slices and columns, and with what has been loaded."""
-        part, of_part = self.part, self._like_part(like)
+    def rebuild(self, used: list[str], num_columns: int, adapters: Adapters, like: _Like) -> None:
+        """Give the layer room for these slices and columns, and keep what has been loaded."""
+        part, of_part = self.part, (like[0], self.find_dtype(like[1]))
         kind = NativeAdaptedLinear if isinstance(part, NativeLinear) else AdaptedLinear
         made = kind(part, adapters, [self.slices[name] for name in used], num_columns, of_part)
         if isinstance(self.linear, AdaptedLinear):
             made.take(self.linear)
-        return made
-
-    def use(self, used: list[str], made: AdaptedLinear) -> None:
-        self.used = used
+        self.used, self.num_columns = used, num_columns
         setattr(self.parent, self.attribute, made)
+        if self.layer is not None:
+            self.layer.use_adapters(adapters)
 
 
 class ModelAdapters:
@@ -79,34 +81,39 @@ class ModelAdapters:
         self.of_step = Adapters(device, is_native=is_native)
         self.reserved_bytes = 0
         """Of free memory on a CPU, which steps need later."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called when matrices have got other places in memory."""
         self._like = (device, dtype)
-        self._places = [_find_place(model, path, slices) for path, slices in _find_places(model)]
-        self._layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
+        layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
+        for layer in layers:
+            layer.use_adapters(self.of_step)
+        layer_of = {part: layer for layer in layers for part in layer.modules()}
+        self._places = [_find_place(model, path, slices, layer_of) for path, slices in _find_places(model)]
         for module in model.modules():
             if isinstance(module.forward, MixerForward):
                 module.forward.adapters = self.of_step
 
-    def load(self, number: int, adapter: Adapter) -> Iterator[bool]:
-        """Load the adapter under this number, layer by layer. Steps may run before each of them.
-
-        Yields whether the matrices of all adapters have moved.
-
-        Raises ModelError if the adapter does not fit the model. Nothing of it is left then, or when the iterator is
-        closed early.
-        """
+    def fit(self, adapter: Adapter) -> Adapter:
+        """Convert an adapter to the types of the model's layers. Raises ModelError if it does not fit the model."""
         self._check(adapter)
+        adapter.convert({layer: place.find_dtype(self._like[1]) for place in self._places for layer in place.slices})
+        return adapter
+
+    def load(self, number: int, adapter: Adapter) -> Iterator[None]:
+        """Load an adapter that fits under this number, layer by layer. Steps may run before each of them.
+
+        Raises ModelError if memory has no room. Nothing of the adapter is left then, or when the iterator is closed
+        early.
+        """
         columns = self.of_step.find_free(adapter.rank)
-        is_moved = self._make_room(
-            adapter, max(self.of_step.num_columns, -(-columns.stop // native.PANEL) * native.PANEL)
-        )
+        self._make_room(adapter, max(self.of_step.num_columns, -(-columns.stop // native.PANEL) * native.PANEL))
         self.of_step.take(number, columns)
         try:
             for place in self._places:
                 linear = place.linear
                 if isinstance(linear, AdaptedLinear):
-                    yield is_moved
-                    is_moved = False
-                    linear.write(columns, [_read(adapter, name, linear.dtype) for name in place.used])
+                    yield
+                    linear.write(columns, [adapter.read(name) for name in place.used])
         except BaseException:
             self.of_step.release(number)
             raise
@@ -115,26 +122,28 @@ class ModelAdapters:
         """Free the columns of an adapter that no row of a later step uses."""
         self.of_step.release(number)
 
-    def _make_room(self, adapter: Adapter, num_columns: int) -> bool:
+    def _make_room(self, adapter: Adapter, num_columns: int) -> None:
         """Give the layers that the adapter changes, and those of others, the slices and columns that they need.
 
-        Either all layers get them, or none if the memory is full. Returns whether matrices have moved.
+        One layer's matrices are replaced at a time, so that the old and the new ones of all never take memory together.
+        If the memory is full, some layers keep more columns than others.
         """
-        due: list[tuple[_Place, list[str]]] = []
+        due: list[tuple[_Place, list[str], int]] = []
         for place in self._places:
             added = [name for name in place.slices if name in adapter.shapes and name not in place.used]
-            if added or (place.used and num_columns > self.of_step.num_columns):
-                due.append((place, [*place.used, *added]))
+            if added or (place.used and num_columns > place.num_columns):
+                due.append((place, [*place.used, *added], max(num_columns, place.num_columns)))
         if not due:
-            return False
-        self._check_memory(adapter, sum(place.count_bytes(used, num_columns, self._like) for place, used in due))
-        made = [(place, used, place.rebuild(used, self.of_step, num_columns, self._like)) for place, used in due]
-        self.of_step.grow(num_columns)
-        for place, used, linear in made:
-            place.use(used, linear)
-        for layer in self._layers:
-            layer.use_adapters(self.of_step)
-        return True
+            return
+        old = [place.count_bytes(place.used, place.num_columns, self._like) for place, _, _ in due]
+        new = [place.count_bytes(used, columns, self._like) for place, used, columns in due]
+        self._check_memory(adapter, sum(new) - sum(old) + max(old))
+        try:
+            for place, used, columns in due:
+                place.rebuild(used, columns, self.of_step, self._like)
+            self.of_step.grow(num_columns)
+        finally:
+            self.on_moved()
 
     def _check_memory(self, adapter: Adapter, needed_bytes: int) -> None:
         """Raise ModelError if a CPU's memory has no room. The kernel would end the process; on a GPU, torch raises."""
@@ -143,9 +152,9 @@ class ModelAdapters:
         free_bytes = max(0, cgroup.free_memory_bytes() - self.reserved_bytes)
         if needed_bytes > free_bytes:
             raise adapter.refuse(
-                f"to load it, the matrices of all adapters need {needed_bytes >> 20} MiB beside the present ones, and "
+                f"to load it, the matrices of all adapters need {needed_bytes >> 20} MiB more, and "
                 f"{free_bytes >> 20} MiB of memory are free; raise resources.limits.memory, or lower "
-                "`kv_memory_fraction` or `num_kv_blocks`",
+                "`adapter_slots`, `kv_memory_fraction` or `num_kv_blocks`",
                 FailureReason.OUT_OF_MEMORY,
             )
 
@@ -160,13 +169,12 @@ class ModelAdapters:
             _check_shape(adapter, name, (place.part.in_features, outputs.stop - outputs.start))
 
 
-def _read(adapter: Adapter, name: str, dtype: torch.dtype) -> Factors | None:
-    return adapter.read(name, dtype) if name in adapter.shapes else None
-
-
-def _find_place(model: nn.Module, path: str, slices: Mapping[str, slice]) -> _Place:
-    parent, _, attribute = path.rpartition(".")
-    return _Place(model.get_submodule(parent), attribute, slices)
+def _find_place(
+    model: nn.Module, path: str, slices: Mapping[str, slice], layer_of: Mapping[nn.Module, NativeDecoderLayer]
+) -> _Place:
+    path_of_parent, _, attribute = path.rpartition(".")
+    parent = model.get_submodule(path_of_parent)
+    return _Place(parent, attribute, slices, layer_of.get(parent))
 
 
 def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:

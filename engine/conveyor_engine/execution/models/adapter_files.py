@@ -105,24 +105,40 @@ class Adapter:
     def __init__(self, name: str, directory: str) -> None:
         """Read the files. Raises ModelError, which names the adapter."""
         self.name, folder = name, Path(directory)
+        self.num_bytes = 0
+        """Of the matrices, after `convert`."""
         with self._naming_the_adapter():
+            self.signature = _sign(folder)
             self._config, self._tensors = _read_config(folder), _read_weights(folder)
+            if _sign(folder) != self.signature:
+                message = f"the files in {folder} were changed while they were read; put new files into a new folder"
+                raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE)
             self.shapes = _read_shapes(self._tensors, folder / WEIGHTS_FILE)  # by the name of the layer in the model
+        self._factors: dict[str, Factors] = {}
 
     @property
     def rank(self) -> int:
         """Return the largest rank of its layers."""
         return max(shape.rank for shape in self.shapes.values())
 
-    def read(self, layer: str, dtype: torch.dtype) -> Factors:
-        """Return the matrices of a layer of the model, on the host. Raises ModelError."""
+    def convert(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Convert the matrices to the types of the model's layers, in which `read` returns them. Raises ModelError."""
         with self._naming_the_adapter():
-            down, up = (_view(self._tensors[f"{_PREFIX}{layer}.lora_{side}.weight"]) for side in "AB")
-            scale = self._config.scale_of(layer, len(down))
-            factors = Factors(down.to(dtype), (up.float().t() * scale).to(dtype))
-            if not (factors.down.isfinite().all() and factors.up.isfinite().all()):
-                raise ModelError(f"the matrices of {layer} have numbers that are not finite in {dtype}")
-            return factors
+            self._factors = {layer: self._convert(layer, dtypes[layer]) for layer in self.shapes}
+        self._tensors = {}
+        self.num_bytes = sum(each.down.nbytes + each.up.nbytes for each in self._factors.values())
+
+    def _convert(self, layer: str, dtype: torch.dtype) -> Factors:
+        down, up = (_view(self._tensors[f"{_PREFIX}{layer}.lora_{side}.weight"]) for side in "AB")
+        scale = self._config.scale_of(layer, len(down))
+        factors = Factors(down.to(dtype, copy=True), (up.float().t() * scale).to(dtype).contiguous())
+        if not (factors.down.isfinite().all() and factors.up.isfinite().all()):
+            raise ModelError(f"the matrices of {layer} have numbers that are not finite in {dtype}")
+        return factors
+
+    def read(self, layer: str) -> Factors | None:
+        """Return the matrices of a layer of the model, on the host; None if the adapter does not change it."""
+        return self._factors.get(layer)
 
     @contextmanager
     def _naming_the_adapter(self) -> Iterator[None]:
@@ -154,6 +170,15 @@ def _find_file(directory: Path, name: str, saver: str) -> Path:
         message = f"{directory} has no {name}; save the adapter with {saver}"
         raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
     return path
+
+
+def _sign(directory: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return what changes when a file is replaced or written; () if a file is missing, which is found later."""
+    try:
+        found = [(directory / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except OSError:
+        return ()
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
 
 def _read_config(directory: Path) -> _Config:

@@ -201,12 +201,14 @@ class AdaptedLinear(nn.Module):
     def _add_adapters(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Add to out (T, out) what each token's adapter makes of x (T, in)."""
         columns = self.adapters.columns
-        down = self._down if columns is None else self._down[:, columns]
+        down = self._down[:, : self.adapters.num_columns] if columns is None else self._down[:, columns]
         reduced = (x @ down.flatten(0, 1).t()).view(len(x), *down.shape[:2])
         # Not a product with 0: one adapter's infinity would become the other tokens' NaN.
         reduced.masked_fill_(self.adapters.others_of(len(x))[:, None], 0)
         for index, (outputs, up) in enumerate(zip(self.slices, self._ups, strict=True)):
-            out[:, outputs].addmm_(reduced[:, index], up if columns is None else up[columns])
+            out[:, outputs].addmm_(
+                reduced[:, index], up[: self.adapters.num_columns] if columns is None else up[columns]
+            )
 
 
 class NativeAdaptedLinear(AdaptedLinear):

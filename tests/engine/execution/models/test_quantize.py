@@ -244,7 +244,7 @@ def test_adapters_are_added_to_rounded_weights(tmp_path: Path) -> None:
     expected = [make_reference(ours, "Qwen3") for _ in range(2)]
     PeftModel.from_pretrained(expected[1], tmp_path / "adapter")
     of_model = ModelAdapters(ours, torch.device("cpu"), torch.float32)
-    list(of_model.load(1, Adapter("a", str(tmp_path / "adapter"))))
+    list(of_model.load(1, of_model.fit(Adapter("a", str(tmp_path / "adapter")))))
     for number, reference in enumerate(expected):
         of_model.of_step.begin(torch.full((NUM_TOKENS,), number, dtype=torch.int32), [number] * number)
         assert_same(logits_of(ours), logits_of(reference))

@@ -89,7 +89,7 @@ class GenerateRunner(Runner):
         if adapters or config.adapters_file:
             self._adapters = ModelAdapters(self.model, self.device, start.dtype)
             for number, adapter in enumerate(adapters, start=1):
-                list(self._adapters.load(number, adapter))
+                list(self._adapters.load(number, self._adapters.fit(adapter)))
             start.progress(f"event=adapters_loaded number={len(adapters)} ranks={sum(each.rank for each in adapters)}")
         if self._sight is None or not (self._sight.is_deep or self._sight.sees_ahead):
             join_layers(self.model)
@@ -126,6 +126,8 @@ class GenerateRunner(Runner):
             self._make_adapted_graphs = partial(self._make_graphs, capture, num_blocks, progress, None)
             if adapters:
                 self._capture_adapted()
+            if self._adapters is not None:
+                self._adapters.on_moved = self._capture_adapted
         made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
         self._sliced: SlicedEncoder | None = None
         if self._sight is not None:
@@ -155,17 +157,15 @@ class GenerateRunner(Runner):
         with torch.inference_mode():
             self._forward(tokens, tokens, 0, PagedStep(self.backend, metadata, token_rows=tokens[0]), ())
 
-    def load_adapter(self, number: int, name: str, directory: str) -> Iterator[None]:
-        """Read an adapter. Returns an iterator that loads it between steps, as `ModelAdapters.load` does."""
-        return self._load(number, Adapter(name, directory))
-
-    def _load(self, number: int, adapter: Adapter) -> Iterator[None]:
-        """Load an adapter. Graphs are captured again if they have to be."""
+    def read_adapter(self, name: str, directory: str) -> Adapter:
+        """Read an adapter into the host's memory."""
         assert self._adapters is not None
-        for is_moved in self._adapters.load(number, adapter):
-            if is_moved:
-                self._capture_adapted()
-            yield
+        return self._adapters.fit(Adapter(name, directory))
+
+    def load_adapter(self, number: int, copy: Adapter) -> Iterator[None]:
+        """Return an iterator that loads an adapter between steps."""
+        assert self._adapters is not None
+        return self._adapters.load(number, copy)
 
     def unload_adapter(self, number: int) -> None:
         """Free what an adapter takes. No later step has rows that use it."""

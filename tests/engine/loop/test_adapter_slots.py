@@ -1,0 +1,228 @@
+"""Random histories of more adapters than slots: what a step uses is loaded, and no request waits for ever."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.builders import AtOnce, PretendedModel, make_request, make_scheduler
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.loop import adapters as loop_adapters
+from conveyor_engine.loop.adapters import Adapters
+from conveyor_engine.loop.executor import Sample
+from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.scheduling.adapter_slots import AdapterSlots
+from conveyor_engine.scheduling.tasks import build_task
+from conveyor_engine.wire.messages import AdapterFailed, AdapterLoaded, LoadAdapter
+from conveyor_engine.wire.request import FinishReason
+from conveyor_engine.wire.step import StepPlan
+from conveyor_protocol.failure_reasons import FailureReason
+
+LONGEST = 5  # steps of an answer
+
+
+class Copy(NamedTuple):
+    num_bytes: int
+    signature: str
+
+    def refuse(self, why: str, reason: FailureReason) -> ModelError:
+        return ModelError(why, reason=reason)
+
+
+class Device(PretendedModel):
+    """Has at most `num_slots` adapters, which take some layers each. Fails if a row uses another one."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(block_size=4)
+        self.num_slots = num_slots
+        self.loaded: set[int] = set()
+        self.num_loads = 0
+        self.of_row: dict[int, int] = {}
+        self.lost: set[str] = set()  # directories
+        self.signature = "first"
+
+    def read_adapter(self, name: str, directory: str) -> Copy:
+        if directory in self.lost:
+            raise ModelError(f"no {name}", reason=FailureReason.MODEL_NOT_FOUND)
+        return Copy(1 << 20, self.signature)
+
+    def load_adapter(self, number: int, copy: Copy) -> Iterator[None]:
+        yield
+        self.loaded.add(number)
+        self.num_loads += 1
+        assert len(self.loaded) <= self.num_slots
+
+    def unload_adapter(self, number: int) -> None:
+        self.loaded.remove(number)
+
+    def begin(self, plan: StepPlan) -> Sample:
+        self.of_row |= {admitted.row: admitted.adapter for admitted in plan.admitted}
+        used = {self.of_row[row] for row in plan.rows} - {0}
+        if not used <= self.loaded:
+            self.wrong.append(AssertionError(f"{used} of {self.loaded}"))
+        return super().begin(plan)
+
+
+class Engine:
+    """A scheduler and its adapters. `turn` is a turn of the engine's loop."""
+
+    def __init__(self, num_slots: int, num_adapters: int, **changes: Any) -> None:
+        self.device = Device(num_slots)
+        self.slots = AdapterSlots(num_slots, 0)
+        changes = {"num_kv_blocks": 400, "max_num_seqs": 64, "max_num_batched_tokens": 512} | changes
+        self.scheduler = make_scheduler(slots=self.slots, block_size=4, max_num_queued_requests=10_000, **changes)
+        task = build_task(self.scheduler._facts)
+        self.adapters = Adapters(self.device, self.scheduler, task, 0, lambda work: work(), lambda: None)
+        self.adapters._reader = AtOnce()  # type: ignore[assignment]
+        self.now, self.num_turns, self.num_sent = 0.0, 0, 0
+        self.ended: dict[str, FinishReason] = {}
+        self.waits: dict[str, tuple[int, int]] = {}  # turn of arrival, and the limit of turns
+        self.results: list[AdapterLoaded | AdapterFailed] = []
+        for number in range(1, num_adapters + 1):
+            self.adapters.load(LoadAdapter(number, f"a{number}", f"/{number}"))
+        while self.adapters.is_due or self.scheduler.has_unfinished():
+            self.turn()
+        assert self.results == [AdapterLoaded(number) for number in range(1, num_adapters + 1)]
+
+    def send(self, adapter: int, max_tokens: int = LONGEST) -> str:
+        name = f"{self.num_sent}"
+        self.num_sent += 1
+        request = make_request(name, 3, max_tokens=max_tokens, adapter=adapter, arrival_time=self.now)
+        self.scheduler.add_request(request)
+        ahead = len({each.adapter for each in self.scheduler.waiting.in_order()})
+        rounds = -(-ahead // self.slots.num_slots)
+        self.waits[name] = self.num_turns, rounds * (LONGEST + 2 * self.slots.num_slots + 3)
+        return name
+
+    def turn(self) -> None:
+        self.now += 1.0
+        self.num_turns += 1
+        self.results += self.adapters.advance(self.now)
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            run_step(self.scheduler, self.device, plan)
+        for output in self.adapters.take_trial(self.scheduler.take_outputs()):
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+        assert not self.device.wrong
+        assert self.device.loaded >= set(self.slots)
+        self._check_waits()
+
+    def _check_waits(self) -> None:
+        for request in self.scheduler.waiting.in_order():
+            if request.request_id in self.waits and not request.was_admitted:
+                arrival, limit = self.waits[request.request_id]
+                assert self.num_turns - arrival <= limit, f"{request.adapter} waits"
+
+    def drain(self) -> None:
+        while self.scheduler.has_unfinished():
+            self.turn()
+
+
+@given(
+    num_slots=st.integers(1, 4),
+    sent=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, LONGEST)), max_size=4), max_size=60),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_request_waits_longer_than_its_turn(num_slots: int, sent: Sequence[Sequence[tuple[int, int]]]) -> None:
+    engine = Engine(num_slots, 9)
+    for requests in sent:
+        for adapter, max_tokens in requests:
+            engine.send(adapter, max_tokens)
+        engine.turn()
+    engine.drain()
+    assert set(engine.ended) == {f"{number}" for number in range(engine.num_sent)}
+    assert set(engine.ended.values()) <= {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_popular_adapters_do_not_keep_the_slots(num_slots: int) -> None:
+    """Each of them has a request at any time, so without turns the other one would never get a slot."""
+    engine = Engine(num_slots, 9)
+    popular = range(1, num_slots + 1)
+    for _ in range(3):
+        for adapter in popular:
+            engine.send(adapter)
+        engine.turn()
+    rare = engine.send(9)
+    while rare not in engine.ended:
+        for adapter in popular:
+            engine.send(adapter)
+        engine.turn()
+    engine.drain()
+
+
+@given(
+    num_slots=st.integers(1, 3),
+    mode=st.sampled_from(("continuous", "none", "static", "dynamic")),
+    sent=st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=5, max_size=40),
+    num_kv_blocks=st.sampled_from((12, 20, 400)),
+    removed=st.integers(0, 6),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed(
+    num_slots: int, mode: str, sent: Sequence[Sequence[int]], num_kv_blocks: int, removed: int
+) -> None:
+    window = 3.0 if mode in ("static", "dynamic") else None
+    changes = {"max_num_seqs": 1 if mode == "none" else 4, "max_num_batched_tokens": 16}
+    engine = Engine(num_slots, 6, mode=mode, batching_window_seconds=window, num_kv_blocks=num_kv_blocks, **changes)
+    engine._check_waits = lambda: None  # type: ignore[method-assign]  # rows and blocks are scarce
+    for number, adapters in enumerate(sent):
+        for adapter in adapters:
+            if engine.adapters.has(adapter):
+                engine.send(adapter)
+        if number == 3 and removed:
+            engine.adapters.unload(removed)
+        engine.turn()
+    engine.drain()
+    assert set(engine.ended) == {f"{number}" for number in range(engine.num_sent)}
+    assert set(engine.ended.values()) <= {FinishReason.LENGTH}
+    engine.turn()
+    assert removed not in engine.device.loaded
+
+
+def test_the_adapter_that_was_not_used_for_the_longest_time_is_replaced() -> None:
+    engine = Engine(2, 4)
+    before = engine.device.num_loads
+    for adapter in (1, 2, 1, 3, 1):
+        engine.send(adapter)
+        engine.drain()
+    assert engine.device.loaded == {1, 3}
+    assert engine.device.num_loads == before + 1
+
+
+def test_files_that_are_gone_end_the_requests_that_wait_for_them_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)  # one copy is kept
+    engine = Engine(1, 3)
+    engine.device.lost = {"/2"}
+    kept, lost, other = engine.send(1), engine.send(2), engine.send(3)
+    engine.drain()
+    assert engine.ended == {kept: FinishReason.LENGTH, lost: FinishReason.ERROR, other: FinishReason.LENGTH}
+    assert engine.results[3:] == [AdapterFailed(2, FailureReason.MODEL_NOT_FOUND, "no a2")]
+    assert [engine.adapters.has(number) for number in (1, 2, 3)] == [True, False, True]
+
+
+def test_files_that_have_changed_are_not_loaded_under_the_old_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)
+    engine = Engine(1, 2)
+    engine.send(2)
+    engine.drain()
+    engine.device.signature = "second"
+    name = engine.send(1)
+    engine.drain()
+    assert engine.ended[name] is FinishReason.ERROR
+    (failed,) = engine.results[2:]
+    assert isinstance(failed, AdapterFailed)
+    assert "put new files into a new folder" in failed.message
+
+
+def test_copies_take_a_share_of_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(1, 20)
+    assert len(engine.adapters._copies) == 20
+    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)
+    engine.adapters.load(LoadAdapter(21, "new", "/21"))
+    while engine.adapters.is_due:
+        engine.turn()
+    assert list(engine.adapters._copies) == [17, 18, 19, 20, 21]
