@@ -146,7 +146,7 @@ class PodPlanner:
         found = {name: value for name, value in here.items() if content.get(name) != value}
         found |= {"host": "127.0.0.1", "port": 0, "model": folders.translate(spec.model.source.directory)}
         if self._adapters:
-            found["adapters_file"] = self._write_adapters(folders)
+            found |= {"adapters_file": self._write_adapters(folders), "adapters_folder": ""}
         if not environment.keys() & _THREADS:
             found["num_threads"] = machine.threads
         if (fraction := machine.find_kv_fraction(self._service)) is not None:
@@ -158,7 +158,6 @@ class PodPlanner:
         content = yaml.safe_load(self._adapters)
         for each in content.values():
             each["directory"] = folders.translate(each["directory"])
-            each.pop("removable", None)
         path = self.folder / f"{self._service.name}-{names.ADAPTER_LIST_KEY}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(content))

@@ -9,6 +9,8 @@ from typing import Annotated, Final, Literal, TypedDict
 from msgspec import Meta, Struct
 
 LOAD_PATH: Final = "/load"
+ADAPTERS_PATH: Final = "/adapters"
+"""What the engine has made of each adapter that may come and go: `AdapterStates`."""
 PLACE_PATH: Final = "/place"
 """GET reserves a place for a gateway's next request, and DELETE releases it."""
 USAGE_PATH: Final = "/usage"
@@ -29,6 +31,10 @@ class AdapterState(Struct, frozen=True):
     """Whether it answers requests for it, perhaps with the adapter that an earlier spec had under this name."""
 
 
+AdapterStates = Annotated[dict[str, AdapterState], Meta(max_length=1000)]
+"""By the name of the adapter. An engine with many failed adapters has messages for some of them only."""
+
+
 class ReportedLoad(Struct, frozen=True):
     """The part of an engine's load that gateways read. A field is None if the engine does not report it."""
 
@@ -40,8 +46,6 @@ class ReportedLoad(Struct, frozen=True):
     """The reason for `carried`, if the engine has objectives: see `limit_reasons`."""
     warm_up_seconds: Annotated[float, Meta(ge=0)] | None = None
     """How long the engine warmed up at its start."""
-    adapters: Annotated[dict[str, AdapterState], Meta(max_length=64)] = {}
-    """LoRA adapters that may come and go, by name."""
 
 
 class Load(ReportedLoad, frozen=True, kw_only=True):

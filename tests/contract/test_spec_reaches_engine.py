@@ -200,8 +200,9 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
-    # By num_kv_blocks, by the objectives of tokens, by a task that generates; the last one is written above 1.
-    excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "tensor_parallel_size"}
+    # By num_kv_blocks, by the objectives of tokens, by a task that generates, by a cache; the last is written above 1.
+    excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "adapters_folder"}
+    excluded |= {"tensor_parallel_size"}
     assert settings - written - free == excluded | {"host", "tls_folder", "adapters"}  # the pod's own, or by hand
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | excluded, "and has a name that people know"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
-from conveyor_engine.fetching.downloads import partial_of
+from conveyor_engine.fetching.downloads import MARKER, partial_of
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.preview import NO_TASK, check_before_weights
@@ -43,7 +43,6 @@ from conveyor_engine.model_files import (
 )
 from conveyor_protocol.failure_reasons import FailureReason
 
-MARKER = ".conveyor-complete.json"
 _WANTED = re.compile(
     r"config\.json|model\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"

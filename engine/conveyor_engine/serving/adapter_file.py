@@ -22,7 +22,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import ADAPTERS_MAX
 from conveyor_engine.errors import ModelError, explain_crash
-from conveyor_engine.fetching.downloads import remove_download
+from conveyor_engine.fetching.downloads import list_downloads, remove_download
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.wire.worker import ServedAdapter
 from conveyor_process.log import quote
@@ -36,33 +36,35 @@ _FIRST_WAIT_SECONDS: Final = 10.0  # before another attempt; doubled after each
 _WAIT_SECONDS_MAX: Final = 300.0
 _FILE_BYTES_MAX: Final = 1 << 20
 _MESSAGE_CHARACTERS: Final = 500
+_MESSAGES_MAX: Final = 50  # in the report, which a gateway reads
 _log = logging.getLogger(__name__)
 
 
 class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an adapter is, and where from it has to be downloaded. Empty: it is there already.
-
-    removable: whether the directory is for this engine alone, so that it goes when no adapter has it any more.
-    """
+    """Where an adapter is, and where from it has to be downloaded. Empty: it is there already."""
 
     directory: Annotated[str, msgspec.Meta(max_length=1024)]
     uri: str = ""
-    removable: bool = False
 
 
 class AdapterFile:
     """The adapters of the file, and what has become of each."""
 
-    def __init__(self, path: Path, served: dict[str, ServedAdapter], engine: EngineClient) -> None:
-        """served: the adapters that requests may select, which this class changes. It keeps those that it has now."""
+    def __init__(self, path: Path, served: dict[str, ServedAdapter], engine: EngineClient, folder: str = "") -> None:
+        """served: the adapters that requests may select, which this class changes. It keeps those that it has now.
+
+        folder: the setting `adapters_folder`. Downloads in it are removed when no adapter has them.
+        """
         self._path, self._served, self._engine = path, served, engine
+        self._folder = Path(folder) if folder else None
+        engine.on_adapter_lost = self._lose
         self._fixed = frozenset(served)
         self._numbers = itertools.count(len(served) + 1)
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
         self._running: dict[asyncio.Task[None], str] = {}  # downloads and loads, and their directories
-        self._removable: set[str] = set()  # directories
+        self._removable: set[str] = set() if self._folder is None else {*map(str, list_downloads(self._folder))}
         self._states: dict[str, AdapterState] = {}
         self._retired: dict[int, float] = {}  # numbers that no new request selects, and when they may be unloaded
         self._is_settled = False
@@ -72,6 +74,12 @@ class AdapterFile:
     def states(self) -> dict[str, AdapterState]:
         """What has become of each adapter of the file, by name."""
         return self._states
+
+    def report(self) -> dict[str, AdapterState]:
+        """Return the states with a limited number of messages."""
+        failed = [name for name, state in self._states.items() if state.message]
+        left_out = {name: msgspec.structs.replace(self._states[name], message="") for name in failed[_MESSAGES_MAX:]}
+        return self._states | left_out
 
     @property
     def is_settled(self) -> bool:
@@ -126,7 +134,9 @@ class AdapterFile:
         self._cancel(name)
         self._served.setdefault(name, ServedAdapter(0, source.directory))
         self._states[name] = AdapterState(source.directory, "Loading", serves=self._served[name].number > 0)
-        self._removable |= {source.directory} if source.removable else set()
+        directory = Path(source.directory)
+        if self._folder is not None and directory.is_relative_to(self._folder) and ".." not in directory.parts:
+            self._removable.add(source.directory)
         self._tasks[name] = self._start(self._bring(name, source), source.directory)
 
     def _start(self, work: Coroutine[None, None, None], directory: str) -> asyncio.Task[None]:
@@ -158,6 +168,8 @@ class AdapterFile:
 
     async def _clean(self) -> None:
         """Remove the directories that nothing uses any more. The file is not read meanwhile, so nothing begins to."""
+        if self._refused:
+            return
         used = {*self._running.values()}
         used |= {each.directory for each in self._sources.values()} | {each.directory for each in self._served.values()}
         for directory in sorted(self._removable - used):
@@ -166,8 +178,9 @@ class AdapterFile:
                 await asyncio.to_thread(remove_download, Path(directory))
                 _log.info("event=adapter_files_removed directory=%s", quote(directory))
 
-    async def _bring(self, name: str, source: _Source) -> None:
+    async def _bring(self, name: str, source: _Source, after_seconds: float = 0.0) -> None:
         """Download and load the adapter. Tries again after failures, with growing waits."""
+        await asyncio.sleep(after_seconds)
         for wait_seconds in _waits():
             try:
                 if source.uri:
@@ -188,6 +201,18 @@ class AdapterFile:
         message = str(error)[:_MESSAGE_CHARACTERS]
         self._states[name] = AdapterState(source.directory, "Failed", error.reason, message, serves)
         _log.warning("event=adapter_failed adapter=%s reason=%s message=%s", name, error.reason, error)
+
+    def _lose(self, number: int, error: ModelError) -> None:
+        """Note that the engine has lost an adapter, and bring it again later."""
+        name = next((name for name, each in self._served.items() if each.number == number), None)
+        if name is None or name in self._fixed:
+            return
+        self._served[name] = ServedAdapter(0, self._served[name].directory)
+        source, state = self._sources[name], self._states[name]
+        self._states[name] = msgspec.structs.replace(state, serves=False)
+        if state.state == "Ready":  # otherwise it is brought already
+            self._fail(name, source, error)
+            self._tasks[name] = self._start(self._bring(name, source, _FIRST_WAIT_SECONDS), source.directory)
 
     async def _load(self, name: str, source: _Source) -> None:
         """Load the adapter and let requests select it. It is not cancelled, so that the engine's answer is known."""

@@ -85,6 +85,8 @@ class EngineClient:
         self._stuck_seconds = STEP_STUCK_SECONDS
         self._reading: asyncio.Task[None] | None = None
         self._loading: dict[int, asyncio.Future[None]] = {}  # adapters, by number
+        self.on_adapter_lost: Callable[[int, ModelError], None] = lambda *_: None
+        """Called when an adapter that was loaded before cannot be loaded again. Nothing else has changed."""
 
     # --- start and stop ---
 
@@ -293,7 +295,11 @@ class EngineClient:
             case AdapterLoaded(number):
                 self._loading.pop(number).set_result(None)
             case AdapterFailed(number, reason, text):
-                self._loading.pop(number).set_exception(ModelError(text, reason=reason))
+                error = ModelError(text, reason=reason)
+                if number in self._loading:
+                    self._loading.pop(number).set_exception(error)
+                else:
+                    self.on_adapter_lost(number, error)
             case LoadingLine(line):
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):

@@ -15,7 +15,7 @@ from conveyor_engine.serving.adapter_metrics import AdapterMetrics
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
-from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH
+from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others share one labe
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]
-    + ["/livez", "/metrics", "/readyz", LOAD_PATH, PLACE_PATH, USAGE_PATH]
+    + ["/livez", "/metrics", "/readyz", ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, USAGE_PATH]
 )
 
 

@@ -85,7 +85,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     stopping = _catch_signals()
     workers = WorkerPool(fork_server, stopping.begun.set)
     path = config.adapters_file
-    adapters = AdapterFile(Path(path), model.adapters, engine) if path else None
+    adapters = AdapterFile(Path(path), model.adapters, engine, config.adapters_folder) if path else None
     state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()), adapters)
     server = _Server(
         uvicorn.Config(

@@ -7,28 +7,38 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
-from conveyor_gateway.engines.fetching import fetch_loads
+from conveyor_gateway.engines.fetching import EnginePage, fetch
 from conveyor_gateway.engines.tls import EngineTls
 from conveyor_gateway.watching.catalog import Catalog
-from conveyor_protocol.engine_pages import AdapterState
+from conveyor_protocol.engine_pages import ADAPTERS_PATH, AdapterState, AdapterStates
 from conveyor_protocol.pages import AdapterCounts, Adapters
 
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
+_ENGINE_BYTES_MAX: Final = 512 << 10  # 1,000 adapters
 
 
 async def read_adapters(catalog: Catalog, ledger: Ledger, service: str, tls: EngineTls | None = None) -> Adapters:
     """Return the counts of each adapter that the service has now. An engine that does not answer is left out."""
     known = catalog.directory.services.get(service)
     with ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
-        loads = await fetch_loads(hold, catalog.engines(service), _ENGINE_SECONDS, tls)
+        pages = await fetch(hold, catalog.engines(service), ADAPTERS_PATH, _ENGINE_SECONDS, _ENGINE_BYTES_MAX, tls=tls)
     found: dict[str, dict[str, list[AdapterState]]] = {name: {} for name in (known.adapters if known else ())}
-    for load in loads.values():
-        for name, state in load.adapters.items():
+    for states in map(_parse, pages.values()):
+        for name, state in states.items():
             if name in found:
                 found[name].setdefault(state.directory, []).append(state)
     return Adapters({name: {at: _count(each) for at, each in some.items()} for name, some in found.items()})
+
+
+def _parse(page: EnginePage | None) -> AdapterStates:
+    try:
+        return {} if page is None or page.status != 200 else msgspec.json.decode(page.body, type=AdapterStates)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
 
 
 def _count(states: Sequence[AdapterState]) -> AdapterCounts:

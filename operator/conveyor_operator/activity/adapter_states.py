@@ -22,6 +22,7 @@ _OFTEN_SECONDS: Final = 3.0  # between two polls of a service whose adapters are
 _SELDOM_SECONDS: Final = 30.0
 _AT_ONCE: Final = 20
 _TIMEOUT_SECONDS: Final = 1.0
+_BYTES_MAX: Final = 1 << 20  # 1,000 adapters
 
 Counts = dict[str, dict[str, AdapterCounts]]
 
@@ -81,7 +82,8 @@ class AdapterStates:
             return None
         try:
             query = {"service": service}
-            page = await read_page(session, random.choice(gateways), ADAPTERS_PAGE, _TIMEOUT_SECONDS, query)
+            gateway = random.choice(gateways)
+            page = await read_page(session, gateway, ADAPTERS_PAGE, _TIMEOUT_SECONDS, query, _BYTES_MAX)
             return None if page is None else msgspec.json.decode(page, type=Adapters).adapters
         except (GatewayUnreadable, msgspec.DecodeError, RecursionError):
             return None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from conveyor_engine.errors import ModelError
 from conveyor_engine.serving import adapter_file
 from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_protocol.failure_reasons import FailureReason
@@ -52,8 +53,8 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def _follow(file: Path, engine: Engine) -> tuple[AdapterFile, "asyncio.Task[None]"]:
-    adapters = AdapterFile(file, {}, engine)  # type: ignore[arg-type]
+def _follow(file: Path, engine: Engine, folder: str = "") -> tuple[AdapterFile, "asyncio.Task[None]"]:
+    adapters = AdapterFile(file, {}, engine, folder)  # type: ignore[arg-type]
     return adapters, asyncio.create_task(adapters.follow())
 
 
@@ -92,25 +93,27 @@ async def test_the_file_is_followed_on_after_an_unexpected_error(
 
 
 async def test_a_download_that_nothing_names_is_removed_from_the_pod_s_own_volume(tmp_path: Path) -> None:
-    file, engine = tmp_path / "adapters.yaml", Engine()
-    for name in ("a", "b", "kept"):
-        _save(tmp_path / name)
-    _save(tmp_path / "a" / "inner")
-    (tmp_path / ".a.partial").mkdir()
+    file, engine, kept = tmp_path / "adapters.yaml", Engine(), tmp_path / "kept"
+    folder = tmp_path / "folder"
+    for path in (folder, kept):
+        path.mkdir()
+    for name in ("a", "b"):
+        _save(folder / name)
+    _save(folder / "a" / "inner")
+    _save(kept / "c")
+    (folder / ".a.partial").mkdir()
 
     def write(**folders: str) -> None:
-        content = {
-            name: {"uri": f"pvc://team/{at}", "directory": str(tmp_path / at), "removable": at != "kept"}
-            for name, at in folders.items()
-        }
-        file.write_text(json.dumps(content))
+        content = {name: {"uri": f"pvc://team/{at}", "directory": str(folder / at)} for name, at in folders.items()}
+        kept_one = {"two": {"uri": "pvc://team/c", "directory": str(kept / "c")}} if "same" in folders else {}
+        file.write_text(json.dumps(content | kept_one))
 
-    write(one="a", same="a", two="kept", inner="a/inner")
-    adapters, following = _follow(file, engine)
+    write(one="a", same="a", inner="a/inner")
+    adapters, following = _follow(file, engine, str(folder))
     await _until(lambda: {each.state for each in adapters.states.values()} == {"Ready"})
     write(one="a", inner="a/inner")
     await _until(lambda: len(engine.unloaded) == 2)
-    assert (tmp_path / "a").exists(), "another adapter has the same folder"
+    assert (folder / "a").exists(), "another adapter has the same folder"
 
     engine.takes.clear()
     write(one="b", inner="a/inner")
@@ -118,13 +121,54 @@ async def test_a_download_that_nothing_names_is_removed_from_the_pod_s_own_volum
     write(inner="a/inner")
     await _until(lambda: "one" not in adapters.states)
     await asyncio.sleep(0.1)
-    assert (tmp_path / "b").exists(), "the engine reads it"
+    assert (folder / "b").exists(), "the engine reads it"
     engine.takes.set()
-    await _until(lambda: not (tmp_path / "b").exists())
-    assert (tmp_path / "a" / "inner").exists(), "another adapter has a folder in it"
+    await _until(lambda: not (folder / "b").exists())
+    assert (folder / "a" / "inner").exists(), "another adapter has a folder in it"
     write()
-    await _until(lambda: not (tmp_path / "a").exists() and not (tmp_path / ".a.partial").exists())
-    assert (tmp_path / "kept").exists(), "other pods may use it"
+    await _until(lambda: not (folder / "a").exists() and not (folder / ".a.partial").exists())
+    assert (kept / "c").exists(), "other pods may use it"
+    following.cancel()
+
+
+async def test_a_download_that_went_from_the_file_while_the_engine_did_not_run_is_removed(tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "adapters.yaml"
+    for name in ("gone", "wanted"):
+        (folder / "hf" / name).mkdir(parents=True)
+        (folder / "hf" / name / ".conveyor-complete.json").write_text("{}")
+    (folder / "hf" / ".unfinished.partial").mkdir()
+    file.write_text("wanted: {")
+    _, following = _follow(file, Engine(), str(folder))
+    await asyncio.sleep(0.1)
+    assert (folder / "hf" / "gone").exists(), "the file cannot be read, so nothing is known"
+    file.write_text(json.dumps({"wanted": {"directory": str(folder / "hf" / "wanted")}}))
+    await _until(lambda: sorted(path.name for path in (folder / "hf").iterdir()) == ["wanted"])
+    following.cancel()
+
+
+async def test_an_adapter_that_the_engine_cannot_load_again_is_brought_again(tmp_path: Path) -> None:
+    file, engine = tmp_path / "adapters.yaml", Engine()
+    file.write_text(f"sql: {{directory: {tmp_path}}}")
+    adapters, following = _follow(file, engine)
+    await _until(lambda: adapters.is_settled)
+    engine.takes.clear()
+    engine.on_adapter_lost(1, ModelError("no sql", reason=FailureReason.MODEL_NOT_FOUND))  # type: ignore[attr-defined]
+    state = adapters.states["sql"]
+    assert (state.state, state.message, state.serves) == ("Failed", "no sql", False)
+    engine.takes.set()
+    await _until(lambda: adapters.states["sql"].serves)
+    following.cancel()
+
+
+async def test_a_report_of_many_failures_has_some_of_their_messages(tmp_path: Path) -> None:
+    file = tmp_path / "adapters.yaml"
+    file.write_text(json.dumps({f"a{number}": {"uri": "pvc://a/b", "directory": "/none"} for number in range(60)}))
+    adapters, following = _follow(file, Engine())
+    adapters._look()
+    for name, source in adapters._sources.items():
+        adapters._fail(name, source, ModelError("x" * 1000, reason=FailureReason.MODEL_NOT_FOUND))
+    messages = [len(state.message) for state in adapters.report().values()]
+    assert sorted(messages) == [0] * 10 + [500] * 50
     following.cancel()
 
 

@@ -15,7 +15,7 @@ QWEN = "default/qwen"
 
 
 def load(**adapters: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"waiting": 0, "adapters": adapters}}
+    return {"data": adapters}
 
 
 def state(word: str, directory: str = "/new", **more: Any) -> dict[str, Any]:

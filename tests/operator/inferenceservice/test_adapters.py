@@ -63,9 +63,8 @@ def test_the_engine_follows_a_list_with_the_folder_of_each_adapter() -> None:
 
 @pytest.mark.parametrize(("model", "is_removable"), [(HUB, True), (CLAIM, True), (HUB | {"cache": CACHE}, False)])
 def test_an_engine_removes_downloads_only_from_a_volume_of_its_pod_alone(model: Json, is_removable: bool) -> None:
-    found = listed({"name": "hub", "uri": "hf://example/a"}, SQL, CHAT, IMAGE, model=model)
-    assert found["hub"].get("removable", False) == is_removable
-    assert not any("removable" in found[name] for name in ("sql", "Chat_1.0", "z"))
+    config = yaml.safe_load(build_file("engine.yaml", adapters=[CHAT], model=model))
+    assert config.get("adapters_folder") == ("/models/adapters" if is_removable else None)
 
 
 def test_the_list_changes_no_pods_unless_they_need_something_else() -> None:
@@ -270,7 +269,6 @@ def test_the_list_of_running_engines_changes_with_no_pod_replaced(
         assert yaml.safe_load(files["adapters.yaml"])["fr"] == {
             "uri": "hf://example/fr@v2",
             "directory": "/models/adapters/hf/example/fr/v2",
-            "removable": True,
         }
         counts["fr"] = {"/models/adapters/hf/example/fr/v2": old}
         wait_until("replaced", lambda: states()["fr"] == ("Ready", 1))

@@ -34,7 +34,17 @@ from conveyor_engine.serving.preparing.open_inference import (
     TensorParameters,
 )
 from conveyor_protocol.answer_codes import ERROR_FORMS, ErrorDetails, find_error_form
-from conveyor_protocol.engine_pages import LOAD_PATH, PLACE_PATH, USAGE_PATH, Load, Model, ModelList, UsedTokens
+from conveyor_protocol.engine_pages import (
+    ADAPTERS_PATH,
+    LOAD_PATH,
+    PLACE_PATH,
+    USAGE_PATH,
+    AdapterStates,
+    Load,
+    Model,
+    ModelList,
+    UsedTokens,
+)
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_SECONDS_MIN
 
@@ -116,6 +126,7 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
     page["responses"] |= _refusals({400, 503}, "/info")
     yield "/info", "get", page
     yield LOAD_PATH, "get", _page("The numbers of running and waiting requests.", Load)
+    yield ADAPTERS_PATH, "get", _page("The state of each LoRA adapter that may come and go.", AdapterStates)
     yield PLACE_PATH, "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
     yield PLACE_PATH, "delete", _of_place("Releases a reserved place.")
     used = _page("The tokens that a request has used, by the key that its gateway chose.", UsedTokens, (404,))

@@ -120,9 +120,14 @@ async def get_load(request: Request) -> Response:
         limit_reason=engine.stats.limit_reason,
         draining=engine.state is State.DRAINING,
         warm_up_seconds=engine.start_seconds.get("warm_up"),
-        adapters={} if state.adapters is None else state.adapters.states,
     )
     return _json(load)
+
+
+async def get_adapters(request: Request) -> Response:
+    """Respond to GET /adapters with what has become of each adapter that may come and go, by name."""
+    adapters = app_state(request).adapters
+    return _json({} if adapters is None else adapters.report())
 
 
 async def request_place(request: Request) -> Response:

@@ -69,7 +69,7 @@ class ServedModel:
         if own in self.adapters and name in (own, self.full_name(own)):
             if self.adapters[own].number:
                 return own
-            message = f"the adapter {own!r} is not loaded here; GET /load says why"
+            message = f"the adapter {own!r} is not loaded here; GET /adapters says why"
             raise UnknownModel(message, param="model", model=self.full_name(own))
         names = self.names
         known = f"{self.name!r} is"

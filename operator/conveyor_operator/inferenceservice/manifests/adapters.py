@@ -74,7 +74,7 @@ def plan_adapter_volumes(owner: Owner, spec: InferenceServiceSpec) -> AdapterVol
 
 def build_adapter_list(owner: Owner, spec: InferenceServiceSpec) -> Object:
     """Return the ConfigMap with the list. An adapter without a uri is in its directory when the engine starts."""
-    content = {adapter.name: _list(adapter, spec) for adapter in _sort(spec)}
+    content = {adapter.name: _list(adapter) for adapter in _sort(spec)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -83,12 +83,8 @@ def build_adapter_list(owner: Owner, spec: InferenceServiceSpec) -> Object:
     }
 
 
-def _list(adapter: Adapter, spec: InferenceServiceSpec) -> Object:
-    if adapter.secret_ref:
-        return {"directory": adapter.directory}
-    listed = {"directory": adapter.directory, "uri": adapter.uri}
-    is_shared = isinstance(adapter.source, Mounted) or spec.model.cache.strategy == "PVC"
-    return listed if is_shared else listed | {"removable": True}  # an emptyDir would be full one day
+def _list(adapter: Adapter) -> Object:
+    return {"directory": adapter.directory} | ({} if adapter.secret_ref else {"uri": adapter.uri})
 
 
 def _find_content(volume: Object) -> tuple[str, str]:

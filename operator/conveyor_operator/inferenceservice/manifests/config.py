@@ -25,6 +25,7 @@ _HASH_DIGITS = 8
 RESOURCE_FIELDS: Final = {
     "model": "model.uri",
     "adapters_file": "adapters",
+    "adapters_folder": "adapters",
     "task": "task",
     "served_model_name": "model.name",
     "device": "engine.device",
@@ -118,11 +119,13 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool
 
 
 def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
-    batching, cache = spec.batching, spec.kv_cache
+    batching, cache, cache_strategy = spec.batching, spec.kv_cache, spec.model.cache.strategy
     return {
         "model": spec.model.source.directory,
         "served_model_name": spec.model.name or owner.name,
         "adapters_file": names.ADAPTER_LIST_PATH if spec.adapters else None,
+        # Downloads in a cache stay, because other pods may use them. An emptyDir would be full one day.
+        "adapters_folder": names.FETCHED_ADAPTERS_PATH if spec.adapters and cache_strategy != "PVC" else None,
         "task": spec.task.lower() if spec.task else None,
         "device": spec.engine.device.lower(),
         "dtype": spec.engine.dtype.lower(),

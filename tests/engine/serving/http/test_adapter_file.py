@@ -66,12 +66,12 @@ def tokens(server: EngineServer, name: str) -> list[int]:
 
 
 def states(server: EngineServer) -> dict[str, str]:
-    return {name: state["state"] for name, state in server.load()["adapters"].items()}
+    return {name: state["state"] for name, state in server.get("/adapters").json().items()}
 
 
 def test_adapters_come_change_and_go_while_requests_run(server: EngineServer, followed: Followed) -> None:
     assert states(server) == {"sql": "Ready", "spoilt": "Failed"}, "a ready engine has tried each of them"
-    spoilt = server.load()["adapters"]["spoilt"]
+    spoilt = server.get("/adapters").json()["spoilt"]
     assert spoilt["reason"] == "UnsupportedModel"
     assert "the adapter 'spoilt' cannot be used: " in spoilt["message"]
     refused = complete(server, "tiny:spoilt")
@@ -107,10 +107,10 @@ def test_adapters_come_change_and_go_while_requests_run(server: EngineServer, fo
 
     followed.write(fr="bad", spoilt="one", gone="nowhere")
     wait_until(lambda: states(server) == {"spoilt": "Ready", "fr": "Failed", "gone": "Failed"}, "failed", server)
-    gone = server.load()["adapters"]["gone"]
+    gone = server.get("/adapters").json()["gone"]
     assert (gone["reason"], gone["serves"]) == ("ModelNotFound", False)
     assert gone["message"].startswith("adapter gone: pvc://claim/nowhere: there is no directory")
-    assert server.load()["adapters"]["fr"]["serves"]
+    assert server.get("/adapters").json()["fr"]["serves"]
     assert tokens(server, "tiny:fr") == followed.answers["three"], "the old one answers on"
 
     followed.file.write_text("{")
