@@ -39,6 +39,7 @@ COMMANDS = {
     "schemas": Command("engine.schemas", "which JSON schemas of files the engine follows, and validity of answers"),
     "adapters": Command("engine.adapters", "what LoRA adapters cost a batch, one for all rows or several"),
     "speculation": Command("engine.speculation", "what drafts of next tokens save, on texts that repeat and others"),
+    "adapter-slots": Command("engine.adapter_slots", "the first token with more LoRA adapters than slots"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
     "gateway-beside": Command(
