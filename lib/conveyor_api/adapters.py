@@ -13,7 +13,9 @@ from conveyor_api.base import ApiModel, KeyedBy, Rule
 from conveyor_api.model import SECRET_RULES, ModelSource, ModelUri, Mounted, SecretRef, VolumeModel, parse_model_uri
 from conveyor_api.pod import Pod
 
-MAX_ADAPTERS: Final = 16
+MAX_ADAPTERS: Final = 1000
+ADAPTER_SLOTS: Final = 16  # adapters that an engine has on its device, unless its setting differs
+MAX_OF_PODS: Final = 16  # adapters for which pods have a container or a volume
 # Between a model's name and an adapter's name in a request's `model`. Adapters' names do not contain it.
 SEPARATOR: Final = ":"
 _NAME_PATTERN: Final = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
@@ -46,6 +48,11 @@ class Adapter(ApiModel):
     def source(self) -> ModelSource:
         """Return the parsed uri."""
         return parse_model_uri(self.uri)
+
+    @property
+    def needs_pod(self) -> bool:
+        """Whether pods have a container or a volume for this adapter alone."""
+        return self.secret_ref is not None or self.uri.startswith("oci://")
 
     @property
     def mount_path(self) -> str:
@@ -93,6 +100,14 @@ ADAPTER_RULES: Final = (
             or spec.task not in (None, "Generate")
             or spec.tensor_parallel_size == 1
         ),
+        field="adapters",
+    ),
+    Rule(
+        f"{_HAS_NONE} || size(self.adapters.filter(each, has(each.secretRef) || each.uri.startsWith('oci://')))"
+        f" <= {MAX_OF_PODS}",
+        f"at most {MAX_OF_PODS} adapters may have a secretRef or be in an image, because each needs an init container "
+        "or a volume of the pod; put the others in a volume (pvc://)",
+        lambda spec: sum(each.needs_pod for each in spec.adapters) <= MAX_OF_PODS,
         field="adapters",
     ),
     Rule(

@@ -193,6 +193,9 @@ class LastFailure(_StatusModel):
     """Time of the failure."""
 
 
+MAX_LISTED_ADAPTERS: Final = 100  # the whole object has a limit of 1.5 MiB
+
+
 class AdapterStatus(_StatusModel):
     """One adapter of `spec.adapters`."""
 
@@ -240,8 +243,12 @@ class InferenceServiceStatus(_StatusModel):
     them again while this hash is the same."""
     model: ModelStatus | None = None
     """The served model."""
-    adapters: Annotated[list[AdapterStatus], Field(max_length=16), KeyedBy("name")] = Field(default_factory=list)
-    """The LoRA adapters."""
+    adapters: Annotated[list[AdapterStatus], Field(max_length=MAX_LISTED_ADAPTERS), KeyedBy("name")] = Field(
+        default_factory=list
+    )
+    """The LoRA adapters. Of more than 100, those that are not Ready go first, and the rest is left out."""
+    ready_adapters: Count | None = None
+    """Adapters whose state is Ready."""
     autoscaling: AutoscalingStatus | None = None
     """The autoscaler's last decision."""
     last_start: LastStart | None = None

@@ -127,10 +127,18 @@ BAD_SERVICES: tuple[Bad, ...] = (
     adapter("cache of its own for an adapter", ".cache", "unknown field", cache=CLAIM),
     adapters("two adapters of one name", "spec.adapters", "Duplicate value", SQL, SQL),
     adapters(
-        "seventeen adapters",
+        "too many adapters",
         "spec.adapters",
-        "must have at most 16 items",
-        *({**SQL, "name": f"sql-{number}"} for number in range(17)),
+        "must have at most 1000 items",
+        *({"name": f"a{number}", "uri": "pvc://models/a"} for number in range(1001)),
+    ),
+    adapters(
+        "seventeen adapters that pods need something for",
+        "spec.adapters",
+        "at most 16 adapters may have a secretRef or be in an image",
+        *(SQL | {"name": f"a{number}", "secretRef": {"name": "hub"}} for number in range(9)),
+        *({"name": f"b{number}", "uri": "oci://a/b:1"} for number in range(8)),
+        {"name": "c", "uri": "pvc://models/a"},
     ),
     adapters(
         "adapters for vLLM",

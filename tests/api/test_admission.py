@@ -1,5 +1,6 @@
 """The CRD on a real API server: what is accepted, defaulted, updated, scaled and shown."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +15,15 @@ from tests.kubectl import kubectl
 from conveyor_api import names
 from conveyor_api.crd import build_crd
 from conveyor_api.resource import InferenceService
-from conveyor_api.status import Condition, EffectiveStatus, InferenceServiceStatus, LastFailure, ModelStatus
+from conveyor_api.status import (
+    MAX_LISTED_ADAPTERS,
+    Condition,
+    EffectiveStatus,
+    InferenceServiceStatus,
+    LastFailure,
+    ModelStatus,
+)
+from conveyor_api.text import MAX_MESSAGE_BYTES
 from e2e.cluster.api import Api, ApiError, wait_until
 
 NOW = "2026-01-02T03:04:05Z"
@@ -336,6 +345,20 @@ def test_the_adapters_of_the_page_are_taken(services: Services) -> None:
     adapters = services.create(body)["spec"]["adapters"]
     assert [adapter["name"] for adapter in adapters] == ["sql", "support"]
     assert InferenceService.parse(body, known_only=True).served_model_name == "qwen"
+
+
+def test_a_thousand_adapters_with_a_full_status_fit_into_one_object(services: Services) -> None:
+    name, path = "adapter-of-team-{:04}", "pvc://adapters/teams/some-team/adapters/of-a-long-name/{:04}"
+    body = build_body(adapters=[{"name": name.format(n), "uri": path.format(n)} for n in range(1000)])
+    created = services.create(body)
+    assert len(created["spec"]["adapters"]) == 1000
+    failed = [
+        {"name": name.format(n), "state": "Failed", "replicas": 0, "message": "x" * MAX_MESSAGE_BYTES}
+        for n in range(MAX_LISTED_ADAPTERS)
+    ]
+    status = {"adapters": failed, "readyAdapters": 900}
+    written = services.merge(created["metadata"]["name"], {"status": status}, "/status")
+    assert len(json.dumps(written)) < 1 << 20
 
 
 @pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda path: path.stem)

@@ -38,7 +38,7 @@ from conveyor_gateway.relaying.forms import find_model_field
 from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.settings import PROGRAM
 from conveyor_gateway.usage import parse_usage
-from conveyor_gateway.watching.catalog import Catalog
+from conveyor_gateway.watching.catalog import Catalog, parse_service
 from conveyor_http.framing import MIN_CHUNK_BYTES
 from conveyor_http.server import Server
 from conveyor_protocol.engine_pages import UsedTokens
@@ -108,6 +108,11 @@ FORM_INPUTS: Final = (
 )
 
 
+SERVICE: Final = parse_service(
+    {"metadata": {"namespace": "a", "name": "m"}, "spec": {"model": {"uri": "hf://example/model"}}}
+)
+
+
 def refused(work: Callable[[], object]) -> None:
     with contextlib.suppress(GatewayError):
         work()
@@ -117,7 +122,7 @@ def route_body(body: bytes) -> None:
     """Do what the gateway does with a body at the root, for a service with several engines."""
     read_model(body)
     refused(partial(rename_model, body, "other"))
-    find_prefix(read_queue_fields(body))
+    find_prefix(read_queue_fields(body), SERVICE)
 
 
 def measure_bodies() -> Iterable[Row]:

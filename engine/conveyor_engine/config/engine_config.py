@@ -79,11 +79,9 @@ def _parse_adapters(text: str) -> tuple[tuple[str, str], ...]:
     adapters = dict[str, str]()
     for entry in filter(None, text.split(",")):
         name, _, directory = entry.strip().partition("=")
-        if not re.fullmatch(_ADAPTER_NAME, name) or not directory or name in adapters:
+        if not re.fullmatch(_ADAPTER_NAME, name) or not directory or name in adapters or len(adapters) == ADAPTERS_MAX:
             raise ValueError(entry)
         adapters[name] = directory
-    if len(adapters) > ADAPTERS_MAX:
-        raise ValueError(text)
     return tuple(adapters.items())
 
 
@@ -112,8 +110,8 @@ class EngineConfig:
     )
     adapters: tuple[tuple[str, str], ...] = setting(
         (),
-        "NAME=DIRECTORY of LoRA adapters in PEFT's format, with commas between, for a model that generates text. "
-        "Requests select one by the model's name, a colon and the adapter's. In the file, this is a mapping",
+        "NAME=DIRECTORY of LoRA adapters in PEFT's format, with commas between (a mapping in the file). "
+        "Requests select one by the model's name, a colon and the adapter's",
         _ADAPTERS,
     )
     adapters_file: str = setting(
@@ -122,13 +120,10 @@ class EngineConfig:
         "The engine downloads, loads and unloads them. An adapter that cannot be loaded ends no other request",
         TEXT,
     )
-    adapters_folder: str = setting(
-        "", "folder for this engine alone, in which it removes the downloads that `adapters_file` does not name", TEXT
-    )
+    adapters_folder: str = setting("", "its own folder, where it removes downloads that `adapters_file` lacks", TEXT)
     adapter_slots: int = setting(
         16,
-        "adapters of `adapters_file` that are on the device at the same time. If the file has more, those that "
-        "requests wait for are loaded in place of those that were not used for the longest time",
+        "adapters of `adapters_file` on the device at a time; the least recently used ones leave",
         whole_number(1, 256),
     )
     task: str = setting(
@@ -374,10 +369,8 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if (config.objective_latency_seconds or tokens) and config.batching_mode in ("none", "static"):
         named = config.objective_latency_seconds and "objective_latency_seconds"
         named = named or (config.objective_time_to_first_token_seconds and "objective_time_to_first_token_seconds")
-        yield (
-            named or "objective_inter_token_latency_seconds",
-            "is for `batching_mode: continuous` and `batching_mode: dynamic` alone: leave it out",
-        )
+        why = "is for `batching_mode: continuous` and `batching_mode: dynamic` alone: leave it out"
+        yield named or "objective_inter_token_latency_seconds", why
     if config.model_class is not None and config.task != "custom":
         yield "model_class", "is for `task: custom` alone: set it, or leave this out"
     if (config.adapters or config.adapters_file) and config.tensor_parallel_size > 1:

@@ -13,12 +13,14 @@ from typing import Final
 import msgspec
 
 from conveyor_gateway.relaying.bodies import QueueFields
+from conveyor_gateway.watching.catalog import Service
 
 # Of a first message or a prompt. OpenAI hashes about 256 tokens (https://developers.openai.com/api/docs/guides/prompt-caching).
 MAX_BEGINNING_BYTES: Final = 1024
 MAX_MESSAGES: Final = 16  # further messages are not decoded
 MAX_SYSTEM_BYTES: Final = 64 << 10  # hashed of all system messages and other fields together
 _SYSTEM_ROLES: Final = frozenset((b'"system"', b'"developer"'))
+_MAX_NAME_BYTES: Final = 1024
 _MAX_ROLE_BYTES: Final = max(map(len, _SYSTEM_ROLES))
 _ABSENT: Final = msgspec.Raw()
 
@@ -47,21 +49,30 @@ _MESSAGES: Final = msgspec.json.Decoder(list[_Message])
 _decoded: Final[list[_Message]] = []  # by the current call, because `__post_init__` gets no other context
 
 
-def find_prefix(fields: QueueFields) -> int | None:
+def find_prefix(fields: QueueFields, service: Service) -> int | None:
     """Return 64 bits that are the same for requests whose prompts begin alike; None if there is no prompt.
 
-    Requests with different `model`, `cache_salt` or `prompt_cache_key` have different prefixes.
+    Requests with different `model`, `cache_salt` or `prompt_cache_key` have different prefixes. If the service has more
+    adapters than its engines have slots, all requests with an adapter have one prefix, so that few engines load it.
     """
     prompt = fields.messages or fields.input or fields.prompt
     if not prompt:
         return None
+    if service.adapters:
+        name = bytes(memoryview(fields.model)[:_MAX_NAME_BYTES]).strip(b'"').decode(errors="replace")
+        if adapter := service.find_scarce_adapter(name):
+            return _hash(adapter.encode())
     messages = _read_messages(prompt)
     system = [message.content for message in messages if message.is_system]
     others = [message.content for message in messages if not message.is_system] if messages else [prompt]
     names = (fields.model, fields.cache_salt, fields.prompt_cache_key, fields.system, fields.instructions)
     beginning = [memoryview(other)[:MAX_BEGINNING_BYTES] for other in others]
     parts = b"\0".join([*_cut((*names, *system), MAX_SYSTEM_BYTES), *beginning])  # JSON contains no such byte
-    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest())
+    return _hash(parts)
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def _read_messages(prompt: msgspec.Raw) -> list[_Message]:

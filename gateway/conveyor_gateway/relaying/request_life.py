@@ -130,7 +130,7 @@ class RequestLife:
         is_coming = partial(self.parts.directory.is_coming, service.key)
         engine_request = EngineRequest(self.route.fill_path(model), headers, body, hold, is_coming)
         has_homes = self.route.may_stream and self.parts.queues[service.key].has_homes
-        prefix = find_prefix(fields) if has_homes else None
+        prefix = find_prefix(fields, service) if has_homes else None
         return _Arrived(service, engine_request, priority, work, prefix, timeout_seconds)
 
     def _find_model(self, body: bytes) -> tuple[NamedModel, bytes]:

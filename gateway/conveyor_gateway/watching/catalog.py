@@ -10,14 +10,15 @@ This module parses InferenceServices, and `slices` parses EndpointSlices. Neithe
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from conveyor_api.adapters import SEPARATOR
+from conveyor_api.adapters import ADAPTER_SLOTS, SEPARATOR
 from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.status import MAX_LISTED_ADAPTERS
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClasses, parse_classes
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
@@ -53,8 +54,8 @@ class Service:
     classes: QueueClasses = WITHOUT_CLASSES
     refuses_priority: bool = False  # `priority` in a body has no effect, so it is rejected
     start_failure: str = ""  # why no engine can start until somebody acts
-    adapters: tuple[str, ...] = ()  # names of LoRA adapters
-    coming_adapters: frozenset[str] = frozenset()  # those that engines have, or load while they run
+    adapters: Mapping[str, None] = field(default_factory=dict)  # names of LoRA adapters, in their order
+    coming_adapters: frozenset[str] = frozenset()  # those of them that engines have, or load while they run
     is_rolling_out: bool = False  # engines of the current spec are still to come
     desired_replicas: int | None = None  # None: not known yet
     starting_replicas: int = 0  # pods that are not ready and do not fail
@@ -64,6 +65,11 @@ class Service:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def find_scarce_adapter(self, model: str) -> str:
+        """Return the adapter that a `model` names if engines do not have all adapters loaded; otherwise ""."""
+        adapter = model.rpartition(SEPARATOR)[2]
+        return adapter if len(self.adapters) > ADAPTER_SLOTS and adapter in self.adapters else ""
 
     @property
     def answers_from_zero(self) -> bool:
@@ -114,10 +120,8 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         classes=parse_classes(spec.queue),
         refuses_priority=spec.runtime == "Conveyor" and not spec.queue.classes,
         start_failure=_find_start_failure(resource),
-        adapters=tuple(adapter.name for adapter in spec.adapters),
-        coming_adapters=frozenset(
-            each.name for each in resource.status.adapters if each.state != "Failed" or each.replicas
-        ),
+        adapters=dict.fromkeys(adapter.name for adapter in spec.adapters),
+        coming_adapters=_find_coming_adapters(resource),
         is_rolling_out=_find_rollout(resource),
         desired_replicas=resource.status.desired_replicas,
         starting_replicas=resource.status.starting_replicas or 0,
@@ -131,6 +135,15 @@ def _find_targets(spec: InferenceServiceSpec) -> Targets | None:
     if in_flight is None or queue_depth is None or (spec.autoscaling and spec.autoscaling.is_external):
         return None
     return Targets(in_flight, queue_depth)
+
+
+def _find_coming_adapters(resource: InferenceService) -> frozenset[str]:
+    """Return the adapters that engines have or load. A full list in the status leaves out some that are Ready."""
+    listed = {each.name: each for each in resource.status.adapters}
+    coming = {name for name, each in listed.items() if each.state != "Failed" or each.replicas}
+    if len(listed) >= MAX_LISTED_ADAPTERS:
+        coming |= {each.name for each in resource.spec.adapters} - listed.keys()
+    return frozenset(coming)
 
 
 def _find_start_failure(resource: InferenceService) -> str:
@@ -206,8 +219,10 @@ class Directory:
         service = self.services.get(key)
         if service is None:
             return False
-        brought = ("", *service.adapters) if service.is_rolling_out else service.coming_adapters
-        return any(model == join_names(service.model_name, adapter) for adapter in brought)
+        adapter = model[len(service.model_name) + 1 :]
+        if model != join_names(service.model_name, adapter) or (adapter and adapter not in service.adapters):
+            return False
+        return service.is_rolling_out or adapter in service.coming_adapters
 
     def _orders(self, service: Service) -> list[list[str]]:
         return [self._keys, self._listed] if service.listed else [self._keys]

@@ -122,9 +122,8 @@ class InferenceServices:
     def _find_adapters(self, service: InferenceService, pods: Sequence[PodState]) -> Counts | None:
         if not service.spec.adapters:
             return self._sources.follow_adapters(service.key, is_pending=None)
-        ready = [each.name for each in service.status.adapters if each.state == "Ready"]
         changed = service.status.observed_generation != service.metadata.generation
-        is_whole = not changed and {*ready} == {each.name for each in service.spec.adapters}
+        is_whole = not changed and service.status.ready_adapters == len(service.spec.adapters)
         is_pending = not is_whole and any(pod.ready for pod in pods)
         return self._sources.follow_adapters(service.key, is_pending=is_pending)
 

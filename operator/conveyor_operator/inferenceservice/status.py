@@ -13,6 +13,7 @@ from conveyor_api.adapters import Adapter
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import (
+    MAX_LISTED_ADAPTERS,
     AdapterStatus,
     Condition,
     EffectiveStatus,
@@ -57,6 +58,7 @@ def build_status(
     deployment, generation = situation.deployment, service.metadata.generation
     model = _build_model(service, situation, previous)
     derived = describe_derived(service.settled_spec, model.context_length) or None
+    adapters = _build_adapters(service, written.adapters or {}, deployment.ready_replicas)
     status = InferenceServiceStatus(
         observed_generation=generation,
         conditions=date_conditions(judge_all(situation), previous, generation, now),
@@ -72,7 +74,8 @@ def build_status(
         tried_template=situation.ready_template or None,
         children_hash=written.children_hash or None,
         model=model,
-        adapters=_build_adapters(service, written.adapters or {}, deployment.ready_replicas),
+        adapters=_choose_listed(adapters),
+        ready_adapters=sum(each.state == "Ready" for each in adapters) if adapters else None,
         autoscaling=build_scaling_status(
             situation.spec,
             situation.observed,
@@ -96,6 +99,15 @@ def build_status(
 
 def _build_adapters(service: InferenceService, counts: Counts, ready_replicas: int) -> list[AdapterStatus]:
     return [_build_adapter(each, counts.get(each.name, {}), ready_replicas) for each in service.spec.adapters]
+
+
+def _choose_listed(adapters: list[AdapterStatus]) -> list[AdapterStatus]:
+    """Return the adapters that the status lists, in the spec's order: of many, Failed ones before others."""
+    if len(adapters) <= MAX_LISTED_ADAPTERS:
+        return adapters
+    first = sorted(adapters, key=lambda each: ("Failed", "Loading", "Ready").index(each.state))[:MAX_LISTED_ADAPTERS]
+    names = {each.name for each in first}
+    return [each for each in adapters if each.name in names]
 
 
 def _build_adapter(adapter: Adapter, counts: Mapping[str, AdapterCounts], ready_replicas: int) -> AdapterStatus:

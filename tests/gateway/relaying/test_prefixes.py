@@ -6,19 +6,22 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.gateway.builders import make_known_service
 from tests.gateway.engine_servers import answering, running_engine
 from tests.gateway.stack import Stack, post
 
+from conveyor_api.adapters import ADAPTER_SLOTS
 from conveyor_gateway.relaying import prefixes
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_queue_fields
 from conveyor_gateway.relaying.prefixes import MAX_BEGINNING_BYTES, MAX_MESSAGES, MAX_SYSTEM_BYTES, find_prefix
 
 Json = dict[str, Any]
 LONG = "x" * MAX_BEGINNING_BYTES
+SERVICE = make_known_service("a/b")
 
 
 def find(**body: Any) -> int | None:
-    return find_prefix(read_queue_fields(json.dumps(body).encode()))
+    return find_prefix(read_queue_fields(json.dumps(body).encode()), SERVICE)
 
 
 def turn(role: str, content: Any) -> Json:
@@ -26,6 +29,18 @@ def turn(role: str, content: Any) -> Json:
 
 
 HELLO = turn("user", "Hello")
+
+
+def test_requests_with_an_adapter_have_one_home_if_not_all_adapters_fit_an_engine() -> None:
+    def find_with(number: int, **body: Any) -> int | None:
+        service = make_known_service("a/b", adapters=dict.fromkeys(f"a{each}" for each in range(number)))
+        return find_prefix(read_queue_fields(json.dumps(body).encode()), service)
+
+    many = ADAPTER_SLOTS + 1
+    assert len({find_with(many, prompt=text, model=model) for text in "xy" for model in ("b:a1", "a1")}) == 1
+    assert find_with(many, prompt="x", model="a1") != find_with(many, prompt="x", model="a2")
+    assert len({find_with(many, prompt=text, model=model) for text in "xy" for model in ("b", "b:none")}) == 4
+    assert find_with(ADAPTER_SLOTS, prompt="x", model="a1") != find_with(ADAPTER_SLOTS, prompt="y", model="a1")
 
 
 def test_each_turn_of_a_conversation_has_the_prefix_of_the_first() -> None:
@@ -70,7 +85,7 @@ def test_of_long_texts_the_beginning_counts() -> None:
     ],
 )  # fmt: skip
 def test_a_body_without_a_prompt_or_that_is_not_read_has_no_prefix(body: bytes) -> None:
-    assert find_prefix(read_queue_fields(body)) is None
+    assert find_prefix(read_queue_fields(body), SERVICE) is None
 
 
 @pytest.mark.parametrize("messages", [[None], [1, "a"], [[]], [{"role": 1}], "text", {"role": "user"}])
@@ -99,7 +114,7 @@ def test_few_messages_of_a_long_list_are_decoded(messages: list[Any], num_decode
 def test_nested_content_of_any_depth_is_no_error() -> None:
     for depth in range(600, 1100):
         for body in (b'{"messages":[{"role":"user","content":%b}]}', b'{"prompt":%b}'):
-            find_prefix(read_queue_fields(body % (b"[" * depth + b"]" * depth)))
+            find_prefix(read_queue_fields(body % (b"[" * depth + b"]" * depth)), SERVICE)
 
 
 def test_of_long_system_messages_the_beginning_counts() -> None:

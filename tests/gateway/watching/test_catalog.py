@@ -11,6 +11,7 @@ from tests.gateway.builders import claim
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
+from conveyor_api.status import MAX_LISTED_ADAPTERS
 from conveyor_gateway.watching.catalog import Catalog, Directory, Service, ServiceTable, parse_service
 from conveyor_gateway.watching.slices import SliceTable, parse_slice
 from conveyor_kube.resources import ServiceBody
@@ -158,6 +159,15 @@ def test_engines_bring_an_adapter_without_a_rollout(state: str, replicas: int, c
     directory.put(parse_service(body))
     assert directory.is_coming("default/qwen", "qwen:sql") == coming
     assert not directory.is_coming("default/qwen", "qwen")
+
+
+def test_adapters_that_a_full_list_leaves_out_are_ready() -> None:
+    names = [f"a{number}" for number in range(MAX_LISTED_ADAPTERS + 1)]
+    body = make_service("qwen", "default", adapters=[{"name": name, "uri": f"hf://org/{name}"} for name in names])
+    for number, coming in ((MAX_LISTED_ADAPTERS, True), (MAX_LISTED_ADAPTERS - 1, False)):
+        body["status"] = {"adapters": [{"name": name, "state": "Failed"} for name in names[:number]]}
+        assert (names[-1] in parse_service(body).coming_adapters) is coming
+        assert names[0] not in parse_service(body).coming_adapters
 
 
 def test_a_service_carries_what_the_queue_needs() -> None:

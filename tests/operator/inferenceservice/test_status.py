@@ -13,6 +13,7 @@ from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.starts import PodStart
 from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status
 from conveyor_operator.loop.report import is_same
+from conveyor_protocol.pages import AdapterCounts
 
 EARLY = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 LATE = datetime(2026, 11, 21, 9, 30, 0, tzinfo=UTC)
@@ -25,6 +26,22 @@ def status_of(
     observed = make_observed(deployment=make_deployment(desired, **deployment), pods=pods, ready_endpoints=1)
     service = make_resource(generation=7)
     return build_status(service, Situation(service.spec, observed), WRITTEN, previous or {}, now)
+
+
+def test_of_many_adapters_the_failed_ones_are_listed_first() -> None:
+    adapters = [{"name": f"a{number}", "uri": f"pvc://team/a{number}"} for number in range(1000)]
+    service = make_resource(adapters=adapters)
+    observed = make_observed(deployment=make_deployment(1, ready_replicas=1), ready_endpoints=1)
+    counts = {
+        f"a{number}": {f"/adapters/claims/team/a{number}": AdapterCounts(ready=1, serving=1)} for number in range(990)
+    }
+    counts["a998"] = {"/adapters/claims/team/a998": AdapterCounts(failed=1, message="broken")}
+    status = build_status(service, Situation(service.spec, observed), replace(WRITTEN, adapters=counts), {}, EARLY)
+    assert status["readyAdapters"] == 990
+    listed = [each["name"] for each in status["adapters"]]
+    assert listed == [f"a{number}" for number in (*range(90), *range(990, 1000))]
+    assert status["adapters"][-2]["message"] == "broken"
+    assert "readyAdapters" not in status_of()
 
 
 def condition(status: dict[str, Any], type: str) -> dict[str, Any]:
