@@ -1,0 +1,53 @@
+"""Tests answers with drafts over HTTP: several tokens of a step in one event, stop strings among them, and metrics."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.processes import EngineServer
+
+SAME = {"logit_bias": {"64": 100}, "max_tokens": 60, "temperature": 0}  # the same token again and again
+
+
+@pytest.fixture(scope="module")
+def drafting(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    with EngineServer(tmp_path_factory.mktemp("drafts"), chat_model, speculation="ngram") as started:
+        yield started.wait_ready()
+
+
+def complete(server: EngineServer, **changes: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post(
+        "/v1/completions", {"model": "tiny", "prompt": "the", **SAME, **changes}
+    ).json()
+    return answer
+
+
+def test_an_answer_with_drafts_is_whole_and_the_metrics_count_them(drafting: EngineServer) -> None:
+    answer = complete(drafting, n=2, logprobs=1)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len({*texts}) == 1
+    assert texts[0] == texts[0][0] * 60
+    assert answer["usage"]["completion_tokens"] == 120
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [60, 60]
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    drafts, tokens, accepted = (drafting.metric(f"vllm:spec_decode_{name}_total") for name in names)
+    assert 0 < drafts <= accepted <= tokens
+    assert drafting.metric("conveyor_engine_steps_total") < 60
+
+
+def test_a_stop_string_among_drafts_ends_the_answer_where_it_would_end_without_them(drafting: EngineServer) -> None:
+    letter = complete(drafting)["choices"][0]["text"][0]
+    answer = complete(drafting, logit_bias={"64": 20}, stop=letter * 7)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["text"] == ""
+    assert answer["usage"]["completion_tokens"] == 7
+
+
+def test_a_stream_has_every_token(drafting: EngineServer) -> None:
+    response = drafting.post("/v1/completions", {"model": "tiny", "prompt": "the", **SAME, "stream": True})
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    texts = ["".join(choice["text"] for choice in json.loads(line)["choices"]) for line in lines]
+    assert "".join(texts) == complete(drafting)["choices"][0]["text"]
+    assert 0 < len([text for text in texts if text]) < 40, "several tokens come in one event"
