@@ -175,3 +175,9 @@ def gateway_class() -> Json:
 
 def trusting(authority: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(authority.certificate))
+
+
+def event(text: str) -> bytes:
+    """Return an event of a completion's stream."""
+    fields = '"id": "1", "object": "text_completion", "created": 1, "model": "qwen"'
+    return f'data: {{{fields}, "choices": [{{"index": 0, "text": "{text}"}}]}}\n\n'.encode()

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.chart.installation import path_of
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import EngineServer
-from tests.expose.conftest import Exposed, contour_settings, manifests, trusting
+from tests.expose.conftest import Exposed, contour_settings, event, manifests, trusting
 from tests.expose.doors import Door, conditions
 from tests.gateway.engine_servers import SlowEngine, answering, begin_stream, running_engine
 from tests.gateway.stack import Stack
@@ -81,11 +81,6 @@ async def test_each_event_arrives_before_the_next_one_is_sent(exposed: Exposed, 
         assert (await anext(pieces)).choices[0].text == "first"
         gate.set()
         assert (await anext(pieces)).choices[0].text == "second"
-
-
-def event(text: str) -> bytes:
-    fields = '"id": "1", "object": "text_completion", "created": 1, "model": "qwen"'
-    return f'data: {{{fields}, "choices": [{{"index": 0, "text": "{text}"}}]}}\n\n'.encode()
 
 
 async def test_an_answer_may_take_longer_than_a_proxy_usually_allows(exposed: Exposed, published: Stack) -> None:
