@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 17
+#define CV_ABI_VERSION 18
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -74,7 +74,8 @@ typedef struct {
  * With bits, W is whole numbers: scale * (number - zero), with a scale for each output and `group` of k, which k is a
  * multiple of. x is then rounded to 8 bits by row and group. W lies as [panel, group of k]:
  *   numbers  8 bits: [group / 4, 32, 4]; 4 bits: [group / 8, 32, 4], of which the low half is 4 k and the high half the
- *            next 4
+ *            next 4; 5 and 6 bits: so the low 4 bits, and then the others, [group / 32, 32, 4] with 1 bit of 8 times 4 k,
+ *            lowest first, or [group / 16, 32, 4] with 2 bits of 4 times 4 k
  *   scales   [32], of scale_dtype
  *   zeros    int16 [32] if has_zeros; otherwise all are half of 2^bits
  *   minima   int8 [32] if has_minima: W is scale * number - minimum, and has no zeros

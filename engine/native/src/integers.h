@@ -1,4 +1,4 @@
-/* Products with weights of 8 or 4 bits (conveyor_native.h has their layout). Rows are rounded to 8 bits by group of k,
+/* Products with weights of 4 to 8 bits (conveyor_native.h has their layout). Rows are rounded to 8 bits by group of k,
  * each group by its own largest number, so that an outlier makes only its own group coarse. The sum of a group is a
  * whole number, exact on every instruction set; only what is added up over groups is rounded.
  *
@@ -46,7 +46,15 @@ INLINE vu vu_dot4(vu acc, quad a, vu b) {
 #endif
 }
 
-enum { LINE = CV_PANEL * 4 }; /* bytes of four k of a panel in 8 bits, or of eight in 4 bits */
+enum { LINE = CV_PANEL * 4 }; /* bytes of four k of a panel in 8 bits, or of the low 4 bits of eight */
+
+/* Numbers of 5 and 6 bits have the bits above the low 4 behind these. So many lines of low bits share one of high bits. */
+INLINE int lines_each(const int bits) { return bits == 5 ? 4 : bits == 6 ? 2 : 1; }
+INLINE int64_t low_lines(const int bits, const cv_linear *c) { return c->group / (bits == 8 ? 4 : 8); }
+/* The high bits of the first or second four of the eight k of a line, above the low ones. */
+INLINE vu high_bits(const int bits, const int second, vu rest) {
+    return rest << (second ? 8 - bits : 4) & (bits == 5 ? 0x10101010u : 0x30303030u);
+}
 
 INLINE int64_t numbers_bytes(const cv_linear *c) { return c->group * 4 * c->bits; }
 INLINE int64_t scale_bytes(const cv_linear *c) {
@@ -62,9 +70,9 @@ INLINE int64_t integers_bytes(const cv_linear *c) { /* of a panel */
     return c->k / c->group * group_bytes(c) + c->k / CV_SUPER * factors_bytes(c);
 }
 
-/* What a row keeps for each group: its scale, and what the products take off by the sum of its numbers, of `height` rows
- * side by side. That is the sum times half of 2^bits; the sum, if weights have zeros; or the scale times the sum, a
- * float, if they have minima. */
+/* What a row keeps for each group: its scale, and what the products change by the sum of its numbers, of `height` rows
+ * side by side. That is the sum times half of -2^bits, which is added; the sum, if weights have zeros; or the scale times
+ * the sum, a float, if they have minima. */
 typedef struct { float *scales; int32_t *totals; int64_t height; } factors;
 INLINE factors factors_at(char *p, int64_t groups, int64_t height) {
     return (factors){(float *)p, (int32_t *)p + groups * height, height};
@@ -94,7 +102,7 @@ INLINE void round_row(const int bf16, const void *x, const cv_linear *c, int8_t 
         const float scale = highest / 127.0f + vf_sum(broken), shift = scale * (float)sum;
         f.scales[g * f.height + i] = scale;
         if (c->has_minima) memcpy(f.totals + g * f.height + i, &shift, sizeof shift);
-        else f.totals[g * f.height + i] = c->has_zeros ? sum : sum * (1 << (c->bits - 1));
+        else f.totals[g * f.height + i] = c->has_zeros ? sum : -sum * (1 << (c->bits - 1));
     }
 }
 
@@ -125,35 +133,40 @@ INLINE of_columns columns_at(const cv_linear *c, const char *tail, const char *f
 enum { MIDDLES, ZEROS, MINIMA };
 INLINE int taken_from(const cv_linear *c) { return c->has_minima ? MINIMA : c->has_zeros ? ZEROS : MIDDLES; }
 
-/* sums[columns] += what the dots of row i and a group are worth. at: the group's place of row i. */
-INLINE void add_group(const int taken, of_columns of, factors f, int64_t at, vu dots, float *sums) {
-    vf sum = vf_load(sums);
+/* The dots of a row and a group begin with this. at: the group's place of the row. */
+INLINE vu first_dots(const int taken, factors f, int64_t at) {
+    return (vu){0} + (taken == MIDDLES ? (uint32_t)f.totals[at] : 0);
+}
+
+/* sum + what these dots are worth. */
+INLINE vf add_group(const int taken, const of_columns *of, factors f, int64_t at, vu dots, vf sum) {
     if (taken == MINIMA) {
         float shift;
         memcpy(&shift, f.totals + at, sizeof shift);
-        sum -= of.minima * shift;
+        sum -= of->minima * shift;
     } else if (taken == ZEROS) {
-        dots -= (vu)of.zeros * (uint32_t)f.totals[at];
-    } else {
-        dots -= (uint32_t)f.totals[at];
+        dots -= (vu)of->zeros * (uint32_t)f.totals[at];
     }
-    vf_store(sums, sum + __builtin_convertvector((vi)dots, vf) * (of.scales * f.scales[at]));
+    return sum + __builtin_convertvector((vi)dots, vf) * (of->scales * f.scales[at]);
 }
 
 /* sums[m, VECS * VL] of m rows and some columns of a panel. */
 INLINE void quads_span(const int bits, const int m, const quad *a, factors f, const cv_linear *c, const char *panel,
                        int column, const char *next, int64_t rate, float *sums) {
     enum { VECS = 2 };
-    const int64_t lines = numbers_bytes(c) / LINE, bytes = group_bytes(c), groups = c->k / c->group;
+    const int64_t lines = low_lines(bits, c), bytes = group_bytes(c), groups = c->k / c->group;
     const char *numbers = panel, *factors = panel + groups * bytes;
     const int taken = taken_from(c);
+    vf whole[6][VECS];
     for (int i = 0; i < m; i++)
-        for (int v = 0; v < VECS; v++) vf_store(sums + i * CV_PANEL + column + v * VL, (vf){0});
+        for (int v = 0; v < VECS; v++) whole[i][v] = (vf){0};
     for (int64_t g = 0; g < groups; g++, numbers += bytes) {
         vu acc[6][VECS];
         for (int i = 0; i < m; i++)
-            for (int v = 0; v < VECS; v++) acc[i][v] = (vu){0};
-        for (int64_t line = 0; line < lines; line++, next += rate, a += bits == 4 ? 2 * m : m) {
+            for (int v = 0; v < VECS; v++) acc[i][v] = first_dots(taken, f, g * f.height + i);
+        const char *high_line = numbers + lines * LINE + column * 4;
+        vu rest[VECS];
+        for (int64_t line = 0; line < lines; line++, next += rate, a += bits == 8 ? m : 2 * m) {
             __builtin_prefetch(next, 0, 2);
             vu words[VECS];
             for (int v = 0; v < VECS; v++) words[v] = vu_load(numbers + line * LINE + (column + v * VL) * 4);
@@ -163,6 +176,14 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
             } else {
                 vu low[VECS], high[VECS];
                 for (int v = 0; v < VECS; v++) low[v] = words[v] & 0x0f0f0f0fu, high[v] = words[v] >> 4 & 0x0f0f0f0fu;
+                if (bits != 4) {
+                    const int first = line % lines_each(bits) == 0;
+                    for (int v = 0; v < VECS; v++) {
+                        rest[v] = first ? vu_load(high_line + v * VL * 4) : rest[v] >> 2 * (bits - 4);
+                        low[v] |= high_bits(bits, 0, rest[v]), high[v] |= high_bits(bits, 1, rest[v]);
+                    }
+                    if (first) high_line += LINE;
+                }
                 for (int i = 0; i < m; i++)
                     for (int v = 0; v < VECS; v++)
                         acc[i][v] = vu_dot4(vu_dot4(acc[i][v], a[i], low[v]), a[m + i], high[v]);
@@ -170,11 +191,12 @@ INLINE void quads_span(const int bits, const int m, const quad *a, factors f, co
         }
         for (int v = 0; v < VECS; v++) {
             const char *of_block = factors + g * c->group / CV_SUPER * factors_bytes(c);
-            const of_columns of = columns_at(c, numbers + lines * LINE, of_block, column + v * VL);
-            for (int i = 0; i < m; i++)
-                add_group(taken, of, f, g * f.height + i, acc[i][v], sums + i * CV_PANEL + column + v * VL);
+            const of_columns of = columns_at(c, numbers + numbers_bytes(c), of_block, column + v * VL);
+            for (int i = 0; i < m; i++) whole[i][v] = add_group(taken, &of, f, g * f.height + i, acc[i][v], whole[i][v]);
         }
     }
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < VECS; v++) vf_store(sums + i * CV_PANEL + column + v * VL, whole[i][v]);
 }
 
 INLINE void quads_pack(const int8_t *numbers, int64_t k, int m, int i, quad *a) {
@@ -183,7 +205,7 @@ INLINE void quads_pack(const int8_t *numbers, int64_t k, int m, int i, quad *a) 
 
 #if defined(__AMX_INT8__)
 enum { BYTES_K = 64 }; /* of a tile; groups of 32 are half a tile's lines */
-/* For so few rows, unpacking 4 bits for tiles takes longer than the products; half tiles take more of them. */
+/* For so few rows, unpacking for tiles takes longer than the products; half tiles take more of them. */
 enum { FEW_ROWS = 4, FEW_ROWS_OF_HALVES = 16 };
 
 INLINE int byte_tiles_fit(const cv_linear *c) {
@@ -198,13 +220,19 @@ INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) {
     __asm__ volatile("" ::: "memory"); /* the compiler does not see that tiles are read from it */
 }
 
-/* to[k / 4, 32, 4]: a panel's numbers, each in 8 bits. */
-INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) {
+/* to[k / 4, 32, 4]: a panel's numbers of less than 8 bits, each in 8 bits. */
+INLINE void unpack_panel(const int bits, const cv_linear *c, const char *panel, char *to) {
+    const int64_t lines = low_lines(bits, c), each = lines_each(bits);
     for (int64_t g = 0; g < c->k / c->group; g++, panel += group_bytes(c))
-        for (int64_t line = 0; line < numbers_bytes(c) / LINE; line++, to += 2 * LINE)
+        for (int64_t line = 0; line < lines; line++, to += 2 * LINE)
             for (int64_t i = 0; i < LINE; i += VL * 4) {
                 const vu words = vu_load(panel + line * LINE + i);
-                const vu low = words & 0x0f0f0f0fu, high = words >> 4 & 0x0f0f0f0fu;
+                vu low = words & 0x0f0f0f0fu, high = words >> 4 & 0x0f0f0f0fu;
+                if (bits != 4) {
+                    const char *high_line = panel + (lines + line / each) * LINE + i;
+                    const vu rest = vu_load(high_line) >> (int)(line % each) * 2 * (bits - 4);
+                    low |= high_bits(bits, 0, rest), high |= high_bits(bits, 1, rest);
+                }
                 memcpy(to + i, &low, sizeof low);
                 memcpy(to + LINE + i, &high, sizeof high);
             }
@@ -219,12 +247,16 @@ INLINE void add_groups(const int taken, int m, const cv_linear *c, const char *p
     for (int j = 0; j < CV_PANEL; j += VL) {
         const of_columns of = columns_at(c, tail, of_block, j);
 #pragma GCC unroll 4
-        for (int i = 0; i < m; i++)
-            add_group(taken, of, f, g * f.height + i, vu_load(dots + i * CV_PANEL + j), sums + i * CV_PANEL + j);
+        for (int i = 0; i < m; i++) {
+            const int64_t at = g * f.height + i;
+            float *sum = sums + i * CV_PANEL + j;
+            const vu whole = vu_load(dots + i * CV_PANEL + j) + first_dots(taken, f, at);
+            vf_store(sum, add_group(taken, &of, f, at, whole, vf_load(sum)));
+        }
     }
 }
 
-/* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of 4 bits. A group's dots are read
+/* sums[m, CV_PANEL] of m packed rows and a panel, of which `unpacked` are the numbers of less than 8 bits. A group's dots are read
  * after those of the next one are stored: a load waits until the stores of tiles have reached the cache. */
 INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, const cv_linear *c, const char *panel,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
@@ -246,7 +278,9 @@ INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, co
 #else
 INLINE int byte_tiles_fit(const cv_linear *c) { return (void)c, 0; }
 INLINE void byte_tiles_pack(const int8_t *numbers, int64_t k, int i, char *a) { (void)numbers, (void)k, (void)i, (void)a; }
-INLINE void unpack_panel(const cv_linear *c, const char *panel, char *to) { (void)c, (void)panel, (void)to; }
+INLINE void unpack_panel(const int bits, const cv_linear *c, const char *panel, char *to) {
+    (void)bits, (void)c, (void)panel, (void)to;
+}
 INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, const cv_linear *c, const char *panel,
                             const char *unpacked, const char *next, int64_t rate, float *sums) {
     (void)taken, (void)m, (void)a, (void)f, (void)c, (void)panel, (void)unpacked, (void)next, (void)rate, (void)sums;

@@ -81,22 +81,26 @@ INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64
 }
 
 /* The same of rounded rows, whose quads lie before their factors. */
-static void quad_sums(int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
+INLINE void quads_of(const int bits, int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
     const quad *a = (const quad *)rows;
     const factors f = factors_at((char *)(a + m * c->k / 4), c->k / c->group, m);
     for (int column = 0; column < CV_PANEL; column += SPAN) {
         switch (m) {
 #undef CV_CASE
-#define CV_CASE(n) \
-    case n: \
-        if (c->bits == 8) quads_span(8, n, a, f, c, panel, column, next->from, next->rate, sums); \
-        else quads_span(4, n, a, f, c, panel, column, next->from, next->rate, sums); \
-        break;
+#define CV_CASE(n) case n: quads_span(bits, n, a, f, c, panel, column, next->from, next->rate, sums); break;
             CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
 #if defined(__AVX512F__)
             CV_CASE(5) CV_CASE(6)
 #endif
         }
+    }
+}
+
+static void quad_sums(int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
+    switch (c->bits) {
+#undef CV_CASE
+#define CV_CASE(bits) case bits: quads_of(bits, m, rows, c, panel, next, sums); break;
+        CV_CASE(4) CV_CASE(5) CV_CASE(6) CV_CASE(8)
     }
 }
 
@@ -170,7 +174,7 @@ INLINE plan plan_rows(const int how, const cv_linear *c) {
     plan p;
     const int64_t most = how == FLOATS ? ROWS : how == PAIRS ? BF16_ROWS : how == QUADS ? QUAD_ROWS : ROWS_BY_TILES;
     const int64_t whole = c->bits ? c->k / c->group * 8 : 0; /* bytes of a row's factors */
-    p.steps = how == FLOATS ? c->k : how == QUADS ? c->k * c->bits / 32 : c->bits ? c->k / 4 : (c->k + 1) / 2;
+    p.steps = how == FLOATS ? c->k : how == QUADS ? c->k / (c->bits == 8 ? 4 : 8) : c->bits ? c->k / 4 : (c->k + 1) / 2;
     p.row_bytes = how == QUADS        ? c->k / 4 * (int64_t)sizeof(quad) + whole
                   : how == BYTE_TILES ? c->k + whole
                   : how == PAIRS      ? p.steps * (int64_t)sizeof(pair)
@@ -215,13 +219,19 @@ static void byte_tile_sums(int m, const char *rows, const cv_linear *c, const ch
     }
 }
 
-/* sums[m, CV_PANEL] of packed rows and the panel at b, of which `unpacked` are the numbers of 4 bits. */
+/* sums[m, CV_PANEL] of packed rows and the panel at b, of which `unpacked` are the numbers of less than 8 bits. */
 INLINE void compute_tile(const int how, const int bf16, const cv_linear *c, const plan *p, int m, const char *rows,
                          const char *b, const char *unpacked, const ahead *next, float *sums) {
     if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, sums);
     else if (how == QUADS) quad_sums(m, rows, c, b, next, sums);
     else if (how == BYTE_TILES) byte_tile_sums(m, rows, c, b, unpacked, next, sums);
     else tile_sums(bf16, m, rows, b, p->steps, next, sums);
+}
+
+static void unpack_numbers(const cv_linear *c, const char *panel, char *to) {
+    if (c->bits == 4) unpack_panel(4, c, panel, to);
+    else if (c->bits == 5) unpack_panel(5, c, panel, to);
+    else unpack_panel(6, c, panel, to);
 }
 
 /* One thread's part of the product. Panels are shared out in chunks, enough to balance threads, few enough to reuse
@@ -235,7 +245,7 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
     int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
     const int64_t chunks = (panels + chunk - 1) / chunk;
-    const int unpacks = how == BYTE_TILES && c->bits == 4;
+    const int unpacks = how == BYTE_TILES && c->bits < 8;
     const int64_t unpacked_bytes = unpacks ? c->k * CV_PANEL : 0;
     char *unpacked = scratch_grow(
         &memory, &held, (size_t)(unpacked_bytes + p.block_rows * p.row_bytes + (int64_t)sizeof(pair) * VL + c->k));
@@ -253,7 +263,7 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
         if (last > panels) last = panels;
         for (int64_t j = unit % chunks * chunk; j < last; j++) {
             const char *b = (const char *)c->weight + j * panel_bytes;
-            if (unpacks) unpack_panel(c, b, unpacked);
+            if (unpacks) unpack_numbers(c, b, unpacked);
             /* After this panel comes the next one or, past a chunk for each other thread, the first of another. */
             int64_t then = j + 1 < last ? j + 1 : j + 1 + (threads - 1) * chunk;
             if (then >= panels) then = panels - 1;

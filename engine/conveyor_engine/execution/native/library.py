@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 17
+_ABI_VERSION = 18
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 SCALE_DTYPES = DTYPES | {torch.float16: 2, torch.int8: 3}

@@ -9,6 +9,7 @@ from conveyor_engine.execution.native import library
 
 PANEL = 32  # outputs in one panel of packed weights
 SUPER = 256  # inputs whose scales in int8 share a factor
+_BYTE = 8  # bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Weights of one linear layer as whole numbers of 8 or 4 bits: scale * (number - zero), or - minimum.
+    """Weights of one linear layer as whole numbers of 4, 5, 6 or 8 bits: scale * (number - zero), or - minimum.
 
     data: bytes (panels, bytes of a panel), as conveyor_native.h describes them. group: how many inputs share a scale.
     """
@@ -51,8 +52,8 @@ class PackedIntegers:
     ) -> "PackedIntegers":  # fmt: skip
         """Return weights of this shape (out, in) that are 0."""
         (out_features, in_features), panels = shape, -(-shape[0] // PANEL)
-        assert bits in (4, 8)
-        assert in_features % group == group % 16 == 0
+        assert bits in (4, 5, 6, 8)
+        assert in_features % group == group % (32 if bits == 5 else 16) == 0
         assert scale_dtype != torch.int8 or in_features % SUPER == SUPER % group == 0
         empty = torch.empty(0, dtype=torch.uint8)
         weight = cls(empty, out_features, in_features, bits, group, scale_dtype, has_zeros, has_minima)
@@ -83,10 +84,10 @@ class PackedIntegers:
         assert scales.dtype == self.scale_dtype
         assert (zeros is not None, minima is not None) == (self.has_zeros, self.has_minima)
         by_group = numbers.view(panels, PANEL, -1, group // 4, 4).permute(0, 2, 3, 1, 4)
-        if self.bits == 4:
-            pairs = by_group.reshape(panels, -1, group // 8, 2, 4 * PANEL)
-            by_group = pairs[..., 0, :] | pairs[..., 1, :] << 4
-        parts = [by_group.reshape(panels, self.in_features // group, -1)]
+        planes = [by_group] if self.bits == _BYTE else [_pack(by_group & 15, 4)]
+        if 4 < self.bits < _BYTE:
+            planes.append(_pack(by_group >> 4, self.bits - 4))
+        parts = [plane.reshape(panels, self.in_features // group, -1) for plane in planes]
         for each in (scales, zeros, minima):
             if each is not None:
                 parts.append(each.view(panels, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8))
@@ -162,14 +163,32 @@ def unpack_integers(weight: PackedIntegers, rows: torch.Tensor | None = None) ->
         wide = factors[..., 0].float().repeat_interleave(SUPER // group, 1)  # (rows, groups, 1 or 2)
         scales, starts = scales * wide[..., 0], [start * wide[..., 1] for start in starts]
     found = numbers.view(panels, scales.shape[1], -1, PANEL, 4)[panel, :, :, lane]
-    if bits == 4:
-        found = torch.stack((found & 15, found >> 4), dim=3)
+    if bits < _BYTE:
+        low, high = found.tensor_split([group // 8], dim=2)
+        found = _unpack(low, 4)
+        if bits > 4:
+            found |= _unpack(high, bits - 4) << 4
     values = found.flatten(2).float()
     if weight.has_minima:
         values = values * scales[..., None] - starts[0][..., None]
     else:
         values = (values - (starts[0][..., None] if weight.has_zeros else 1 << bits - 1)) * scales[..., None]
     return values.flatten(1)
+
+
+def _pack(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack numbers (panels, groups, quads, PANEL, 4) of so few bits: (panels, groups, quads * bits / 8, PANEL, 4)."""
+    together = numbers.reshape(*numbers.shape[:2], -1, _BYTE // bits, *numbers.shape[3:])
+    packed = together[:, :, :, 0].clone()
+    for place in range(1, _BYTE // bits):
+        packed |= together[:, :, :, place] << place * bits
+    return packed
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the numbers (rows, groups, quads, 4) in bytes (rows, groups, quads * bits / 8, 4)."""
+    shifts = torch.arange(0, _BYTE, bits, dtype=torch.uint8)[:, None]
+    return (packed[:, :, :, None] >> shifts & (1 << bits) - 1).flatten(2, 3)
 
 
 def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tests products with weights of 8 and 4 bits, for each instruction set that this CPU has."""
+"""Tests products with weights of 4 to 8 bits, for each instruction set that this CPU has."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from conveyor_engine.execution.native import library
 
 pytestmark = RUNS
 
-BITS = pytest.mark.parametrize("bits", [8, 4])
+BITS = pytest.mark.parametrize("bits", [8, 6, 5, 4])
 SHAPES = pytest.mark.parametrize(("n", "k", "group"), [(40, 96, 32), (70, 192, 64), (33, 512, 128), (96, 192, 192)])
 
 
@@ -81,7 +81,7 @@ def test_scales_have_three_types_and_zero_points_any_value(bits: int, scale_dtyp
 
 @pytest.mark.parametrize(
     ("bits", "group", "has_minima"),
-    [(4, 32, True), (8, 32, True), (8, 16, False), (8, 16, True)],
+    [(4, 32, True), (5, 32, True), (6, 16, False), (6, 16, True)],
     ids=["Q4_K", "Q5_K", "Q6_K", "both"],
 )
 def test_scales_and_minima_of_blocks_are_whole_numbers_of_a_factor(bits: int, group: int, has_minima: bool) -> None:

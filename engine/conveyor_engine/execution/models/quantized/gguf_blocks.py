@@ -8,6 +8,7 @@ Layouts: github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import torch
@@ -35,24 +36,11 @@ def read_blocks(place: TensorPlace) -> Grid | None:
     return read(read_bytes(place).view(math.prod(place.shape[:-1]), -1, place.kind.num_bytes))
 
 
-def _read_q4_0(blocks: Tensor) -> Grid:
-    return Grid(4, _as_float16(blocks[..., :2]).flatten(1))
+def _read_symmetric(bits: int, blocks: Tensor) -> Grid:
+    return Grid(bits, _as_float16(blocks[..., :2]).flatten(1))
 
 
-def _read_q8_0(blocks: Tensor) -> Grid:
-    """Also read Q5_0: its numbers are symmetric around 0, too."""
-    return Grid(8, _as_float16(blocks[..., :2]).flatten(1))
-
-
-def _read_q4_k(blocks: Tensor) -> Grid:
-    return _with_minima(4, blocks)
-
-
-def _read_q5_k(blocks: Tensor) -> Grid:
-    return _with_minima(8, blocks)
-
-
-def _with_minima(bits: int, blocks: Tensor) -> Grid:
+def _read_with_minima(bits: int, blocks: Tensor) -> Grid:
     """Read eight scales and eight minima of 6 bits in 12 bytes, behind the two factors."""
     first, second, third = blocks[..., 4:16].chunk(3, dim=2)
     scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), dim=2)
@@ -61,7 +49,7 @@ def _with_minima(bits: int, blocks: Tensor) -> Grid:
 
 
 def _read_q6_k(blocks: Tensor) -> Grid:
-    return Grid(8, _as_int8(blocks[..., 192:208]), factors=_as_float16(blocks[..., 208:]))
+    return Grid(6, _as_int8(blocks[..., 192:208]), factors=_as_float16(blocks[..., 208:]))
 
 
 def _as_float16(stored: Tensor) -> Tensor:
@@ -73,14 +61,14 @@ def _as_int8(stored: Tensor) -> Tensor:
 
 
 _READERS: Final[Mapping[str, Callable[[Tensor], Grid]]] = {
-    "Q4_0": _read_q4_0,
-    "Q5_0": _read_q8_0,
-    "Q8_0": _read_q8_0,
-    "Q4_K": _read_q4_k,
-    "Q5_K": _read_q5_k,
+    "Q4_0": partial(_read_symmetric, 4),
+    "Q5_0": partial(_read_symmetric, 5),
+    "Q8_0": partial(_read_symmetric, 8),
+    "Q4_K": partial(_read_with_minima, 4),
+    "Q5_K": partial(_read_with_minima, 5),
     "Q6_K": _read_q6_k,
 }
 
 # Bits of a number with its scales, in the kernels' layout; and where our layers join types.
-KEPT_BITS: Final = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_K": 8.625, "Q6_K": 8.5625, "Q8_0": 8.5}
-JOINED_BITS: Final = 9.125
+KEPT_BITS: Final = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 5.5, "Q5_K": 5.625, "Q6_K": 6.5625, "Q8_0": 8.5}
+JOINED_BITS: Final = 7.125

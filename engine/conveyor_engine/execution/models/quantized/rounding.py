@@ -114,7 +114,7 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
 def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
     """Return the grid of weights one below the other; None if one has none, or another kind of grid.
 
-    Blocks of different types are joined in 8 bits: a file of mixed types has one for queries and another for values.
+    Blocks of different types are joined in 6 bits: a file of mixed types has one for queries and another for values.
     """
     found = [grid for grid in grids if grid is not None]
     if len(found) < len(grids):
@@ -129,7 +129,7 @@ def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
 
 
 def _spread_blocks(grid: Grid) -> Grid:
-    """Return the same values in 8 bits, with groups of 16 and minima: all blocks have that form."""
+    """Return the same values in 6 bits, with groups of 16 and minima: all blocks have that form."""
     assert grid.factors is not None
     each = grid.scales.shape[1] // grid.factors.shape[1]
     scales, minima, factors = grid.scales, grid.minima, grid.factors
@@ -137,7 +137,7 @@ def _spread_blocks(grid: Grid) -> Grid:
         minima = scales  # scale * (number - 32), which has 6 bits, is scale * number - minimum, exactly in float32
         factors = torch.cat((factors, factors * 32), dim=2)
     scales, minima = (part.repeat_interleave(native.SUPER // SMALLEST_GROUP // each, 1) for part in (scales, minima))
-    return Grid(8, scales, None, minima, factors)
+    return Grid(6, scales, None, minima, factors)
 
 
 def quantize(weight: native.Packed, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
