@@ -2,7 +2,7 @@
 
 The message is a JSON object in the file that the environment variable TERMINATION_LOG names. After an error it is
 {"reason": FailureReason, "message": sentence}; after a fetch {"contextLength": tokens, "task": name, "quantization":
-names}, from the model's files.
+names, "weightBytes": bytes}, from the model's files.
 """
 
 import json
@@ -15,7 +15,7 @@ from conveyor_engine import registry
 from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.gguf.files import find_files
 from conveyor_engine.gguf.header import read_header
-from conveyor_engine.model_files import read_object
+from conveyor_engine.model_files import read_object, read_weight_names
 from conveyor_engine.quantization import read_declared
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -40,11 +40,12 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 
 def write_facts(model: Path) -> None:
-    """Write context length, task and quantization of a model; each only if the model's files show it."""
+    """Write context length, task, quantization and bytes of a model; each only if the model's files show it."""
     facts = _read_gguf(model) or {
         "contextLength": find_context_length(model),
         "task": _find_task(model),
         "quantization": _find_quantization(model),
+        "weightBytes": sum(path.stat().st_size for path in _list_weights(model) if path.is_file()) or None,
     }
     if known := {name: fact for name, fact in facts.items() if fact is not None}:
         _write(known)
@@ -64,6 +65,7 @@ def _read_gguf(model: Path) -> dict[str, Any] | None:
         "contextLength": length if type(length) is int and length > 1 else None,
         "task": "embed" if header.pools else "generate",
         "quantization": f"gguf {header.file_type}".rstrip(),
+        "weightBytes": sum(place.num_bytes for place in header.tensors.values()) or None,
     }
 
 
@@ -93,6 +95,16 @@ def _find_quantization(model: Path) -> str | None:
     except ModelError:
         return None  # the engine will report the error
     return declared.name if declared is not None else None
+
+
+def _list_weights(model: Path) -> list[Path]:
+    """Return the files with weights: those of an index, or all, also in the folders of a pipeline."""
+    try:
+        names = read_weight_names(model, "model.safetensors.index.json")
+    except ModelError:
+        return []  # the engine will report the error
+    found = (*model.glob("*.safetensors"), *model.glob("*/*.safetensors"))
+    return list(found) if names is None else [model / name for name in names]
 
 
 def _first_position(config: dict[str, Any]) -> int:

@@ -17,6 +17,7 @@ from conveyor_api.queue import MAX_CLASSES
 from conveyor_api.text import MAX_MESSAGE_BYTES
 
 MAX_CONTEXT_LENGTH: Final = 16_777_216
+MAX_WEIGHT_BYTES: Final = 1 << 50
 NUM_POD_STARTS: Final = 3
 
 Message = Annotated[str, Field(max_length=MAX_MESSAGE_BYTES)]
@@ -62,6 +63,8 @@ class ModelStatus(_StatusModel):
     quantization: Annotated[str, Field(max_length=63)] | None = None
     """Format of quantized weights, as the model's files name it. Conveyor's engine computes with
     16 bits, except with some formats on CPUs."""
+    weight_bytes: Annotated[int, Field(ge=1, le=MAX_WEIGHT_BYTES)] | None = None
+    """Bytes of the weights in the model's files."""
 
 
 class MetricStatus(_StatusModel):

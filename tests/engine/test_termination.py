@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from conveyor_engine.__main__ import main
-from conveyor_engine.termination import find_context_length, write_termination_message
+from conveyor_engine.termination import find_context_length, write_facts, write_termination_message
 from conveyor_protocol.failure_reasons import FailureReason
 
 
@@ -73,6 +75,29 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert json.loads(log.read_text()) == facts
     assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(tmp_path / "none")]) == 1
     assert json.loads(log.read_text())["reason"] == "ModelNotFound"
+
+
+@pytest.mark.parametrize(
+    ("files", "index"),
+    [
+        (["model.safetensors"], None),
+        (["unet/model.safetensors"], None),
+        (["part.safetensors", "other.safetensors"], {"a": "part.safetensors", "b": "part.safetensors"}),
+    ],
+)
+def test_a_fetch_reports_the_bytes_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], index: dict[str, str] | None
+) -> None:
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "log"))
+    model = tmp_path / "model"
+    for name in files:
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        save_file({"a": torch.zeros(100)}, model / name)
+    (model / "config.json").write_text("{}")
+    if index is not None:
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_facts(model)
+    assert json.loads((tmp_path / "log").read_text())["weightBytes"] == (model / files[0]).stat().st_size
 
 
 def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:

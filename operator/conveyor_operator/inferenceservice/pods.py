@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from conveyor_api import names
 from conveyor_api.engine import Task
-from conveyor_api.status import MAX_CONTEXT_LENGTH
+from conveyor_api.status import MAX_CONTEXT_LENGTH, MAX_WEIGHT_BYTES
 from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_LABEL
 
 Object = Mapping[str, Any]
@@ -105,6 +105,7 @@ class ModelFacts:
     context_length: int | None = None
     task: str | None = None
     quantization: str | None = None
+    weight_bytes: int | None = None
 
 
 def find_facts(pods: Iterable[PodState]) -> ModelFacts:
@@ -125,11 +126,12 @@ def parse_message(message: str) -> dict[str, Any]:
 def _read_facts(message: str) -> ModelFacts:
     fields = parse_message(message)
     length, task = fields.get("contextLength"), fields.get("task")
-    quantization = fields.get("quantization")
+    quantization, size = fields.get("quantization"), fields.get("weightBytes")
     return ModelFacts(
         length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None,
         _TASKS.get(task, task) if isinstance(task, str) and _TASK.fullmatch(task) else None,
         quantization if isinstance(quantization, str) and _FORMAT.fullmatch(quantization) else None,
+        size if type(size) is int and 1 <= size <= MAX_WEIGHT_BYTES else None,
     )
 
 

@@ -202,11 +202,12 @@ def _build_model(service: InferenceService, situation: Situation, previous: Obje
     uri, found = service.spec.model.uri, find_facts(situation.pods)
     old = previous.get("model") or {}
     if found == ModelFacts() and old.get("uri") == uri:
-        found = ModelFacts(old.get("contextLength"), old.get("task"), old.get("quantization"))
+        found = ModelFacts(*(old.get(name) for name in ("contextLength", "task", "quantization", "weightBytes")))
     return ModelStatus(
         name=service.served_model_name,
         uri=uri,
         context_length=found.context_length,
         task=service.spec.task or found.task,
         quantization=found.quantization,
+        weight_bytes=found.weight_bytes,
     )

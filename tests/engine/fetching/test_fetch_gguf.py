@@ -86,7 +86,7 @@ def test_a_mounted_file_is_found_and_its_facts_are_reported(
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "log"))
     arguments = ["--uri", f"pvc://models/llms{name}", "--target", f"{tmp_path}/llms{name}"]
     assert main(["fetch", *arguments]) == 0
-    facts = {"contextLength": 4096, "task": "generate", "quantization": "gguf Q4_K_M"}
+    facts = {"contextLength": 4096, "task": "generate", "quantization": "gguf Q4_K_M", "weightBytes": 512}
     assert json.loads((tmp_path / "log").read_text()) == facts
 
 

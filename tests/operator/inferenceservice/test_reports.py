@@ -1,5 +1,7 @@
 """Tests conditions and status on a real API server, with pods in every kind of failure."""
 
+from typing import Any
+
 import pytest
 from tests.operator import kubelet
 from tests.operator.inferenceservice.test_told_events import events
@@ -187,14 +189,14 @@ def test_a_failure_that_ends_at_once_is_not_reported(stage: Stage) -> None:
     assert not [event for event in events(stage) if event[0] == "Warning"]
 
 
-FOUND = '{"contextLength": 1024, "task": "rerank", "quantization": "awq 4 bits"}'
+FOUND = '{"contextLength": 1024, "task": "rerank", "quantization": "awq 4 bits", "weightBytes": 5000000000}'
 
 
 def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the_same(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, FOUND)) as node:
         stage.space.make_service(engine={"device": "Auto"})
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-        wait_until("it is told", lambda: model_status(stage) == (1024, "Rerank", "awq 4 bits"))
+        wait_until("it is told", lambda: model_status(stage) == (1024, "Rerank", "awq 4 bits", 5_000_000_000))
         wait_until("the mode follows the task", lambda: effective(stage) == ("Dynamic", "10ms"))
         before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
         with pytest.raises(ApiError, match="exceeds the context length of the model"):
@@ -203,9 +205,9 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
         node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
         stage.space.edit("qwen", model={"uri": "pvc://models/other"})
-        wait_until("it is forgotten", lambda: model_status(stage) == (None, None, None))
+        wait_until("it is forgotten", lambda: model_status(stage) == (None, None, None, None))
         stage.space.edit("qwen", task="Embed")
-        wait_until("the spec says it", lambda: model_status(stage) == (None, "Embed", None))
+        wait_until("the spec says it", lambda: model_status(stage) == (None, "Embed", None, None))
 
 
 def test_the_sizes_that_follow_from_the_workload_are_reported_with_their_reasons(stage: Stage) -> None:
@@ -227,9 +229,9 @@ def derived(stage: Stage) -> dict[str, str]:
     return {each["name"]: each["value"] for each in (status.get("effective") or {}).get("derived", [])}
 
 
-def model_status(stage: Stage) -> tuple[int | None, str | None, str | None]:
+def model_status(stage: Stage) -> tuple[Any, ...]:
     model = stage.space.need("InferenceService", "qwen")["status"]["model"]
-    return model.get("contextLength"), model.get("task"), model.get("quantization")
+    return tuple(model.get(name) for name in ("contextLength", "task", "quantization", "weightBytes"))
 
 
 def effective(stage: Stage) -> tuple[str, str | None]:
