@@ -78,6 +78,10 @@ class CpuNative:
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         native.kv_write(key, value, metadata.of_table(self._tables[layer]).slot_mapping, self._caches[layer])
 
+    def read_latents(self, layer: int, table: torch.Tensor) -> torch.Tensor:
+        """Return the keys (T, numbers of a row) in these blocks, of a layer whose values are its keys."""
+        return native.kv_read(self._caches[layer][1], table)
+
     def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         return native.paged_attention(
             query,

@@ -13,7 +13,7 @@ parts of the attention keep transformers' code.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,23 +21,17 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec
-from conveyor_engine.execution.attention.interface import Paged
+from conveyor_engine.execution.attention.cpu_native import CpuNative
+from conveyor_engine.execution.attention.interface import Paged, PagedStep
 from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.latent_prompts import Division, Expander, PerHead, Sizes, divide_step
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.trial import NUM_TOKENS, PART_SCALES, Call, observe_calls, same
 
 EXPANDING = "kv_b_proj"
 _EXPAND = "expand_kv"  # transformers' method that calls it
 _NOPE = "qk_nope_head_dim"  # transformers' name for the size of the part of a query that has no position
-
-
-class PerHead(Protocol):
-    """A matrix for each head."""
-
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Write the products of x (T, H, in) to y (T, H, out)."""
-        ...
 
 
 class TorchHeads(nn.Module):
@@ -47,15 +41,16 @@ class TorchHeads(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(weights, requires_grad=False)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        y.copy_(torch.bmm(x.transpose(0, 1), self.weights.transpose(1, 2)).transpose(0, 1))
+    def run(self, x: torch.Tensor, y: torch.Tensor, first: int = 0) -> None:
+        weights = self.weights[first : first + x.shape[1]]
+        y.copy_(torch.bmm(x.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1))
 
 
 class Latent(nn.Module):
     """The two halves of a `kv_b_proj`, in its place."""
 
-    def __init__(self, expand: nn.Linear, nope: int, value_dim: int) -> None:
-        """nope, value_dim: how many outputs of a head belong to its key, and to its value."""
+    def __init__(self, expand: nn.Linear, nope: int, rotary: int, value_dim: int) -> None:
+        """nope, value_dim: how many outputs of a head belong to its key, and to its value. rotary: the key's rest."""
         super().__init__()
         self._nope, self._value_dim, self._rank = nope, value_dim, expand.in_features
         weight = expand.weight.data.view(-1, nope + value_dim, self._rank)
@@ -64,6 +59,10 @@ class Latent(nn.Module):
         make: Callable[[torch.Tensor], PerHead] = native.PackedHeads if kind == "native" else TorchHeads
         self._of_keys = make(weight[:, :nope].transpose(1, 2).contiguous())
         self._of_values = make(weight[:, nope:].contiguous())
+        self.expander: Expander | None = None
+        if kind == "native":  # prompts need a copy in the order of the original
+            sizes = Sizes(self._rank, nope, rotary, value_dim)
+            self.expander = Expander(make(weight[:, :nope]), self._of_values, sizes)
 
     def keep(self, latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return one KV head: latent (1, 1, T, R), rotary (1, 1, T, P) -> key (1, 1, T, R + P), value (1, 1, T, R)."""
@@ -97,7 +96,28 @@ class _PagedLatent:
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         spec = replace(spec, values_are_keys=True)
-        return self.latent.expand(self.paged.attend(spec, self.latent.absorb(query), key, value))
+        paged, expander = self.paged, self.latent.expander
+        if expander is not None and isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+            is_short = paged.last is not None and spec.layer == paged.last.layer
+            division = (
+                None if is_short else divide_step(paged.metadata, paged.backend.table(spec.layer), expander.sizes)
+            )
+            if division is not None:
+                paged.backend.write_kv(spec.layer, key, value, paged.metadata)
+                return self._attend_divided(expander, division, spec, query, paged.backend)
+        return self.latent.expand(paged.attend(spec, self.latent.absorb(query), key, value))
+
+    def _attend_divided(
+        self, expander: Expander, division: Division, spec: AttentionSpec, query: torch.Tensor, backend: CpuNative
+    ) -> torch.Tensor:
+        """Attend where this step's latents are already in the cache."""
+        out = query.new_zeros((*query.shape[:2], expander.sizes.value))
+        for each in division.long:
+            out[each.first : each.end] = expander.attend(spec, query[each.first : each.end], backend, each)
+        if len(division.others):
+            absorbed = self.latent.absorb(query[division.others])
+            out[division.others] = self.latent.expand(backend.attend(spec, absorbed, division.step))
+        return out
 
 
 class LatentForward:
@@ -122,6 +142,12 @@ def keep_latents(model: PreTrainedModel, widest: int | None = None) -> int:
         return sum(_keep(attention, calls[attention]) for attention in found if attention in calls)
 
 
+def prompt_bytes(model: nn.Module, context: int, dtype: torch.dtype) -> int:
+    """Return the memory that attention over the latents of so many tokens needs beside that of its inputs."""
+    expanders = [part.expander for part in model.modules() if isinstance(part, Latent)]
+    return max((each.sizes.room_bytes(context, dtype.itemsize) for each in expanders if each is not None), default=0)
+
+
 def _is_latent(module: nn.Module, widest: int | None) -> bool:
     expand = getattr(module, EXPANDING, None)
     if not hasattr(module, _EXPAND) or type(expand) is not nn.Linear or expand.bias is not None:
@@ -135,7 +161,8 @@ def _keep(attention: Any, call: Call) -> bool:
     if attended is None or attended.spec != AttentionSpec(attended.spec.layer, attended.spec.scaling, None, None):
         return False  # with a window or sinks, which no published model of this kind has
     expected = _answers(attention, call)
-    latent = Latent(expand, attention.qk_nope_head_dim, attention.v_head_dim)
+    nope = attention.qk_nope_head_dim
+    latent = Latent(expand, nope, attended.query.shape[2] - nope, attention.v_head_dim)
     attention.kv_b_proj, attention.expand_kv = latent, latent.keep
     attention.forward = LatentForward(forward, latent)
     try:

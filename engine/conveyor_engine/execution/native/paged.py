@@ -45,6 +45,22 @@ def kv_cache(
     return library.zeros(of_keys, dtype), library.zeros(of_values, dtype)
 
 
+def kv_scratch(
+    num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return caches as `kv_cache` does, of arbitrary numbers, for one use."""
+    each = num_blocks * num_kv_heads * BLOCK_SIZE
+    of_keys, of_values = (
+        torch.empty(each * size, dtype=dtype) for size in (head_dim + head_dim % 2, _padded(value_dim))
+    )
+    return kv_cache(num_blocks, num_kv_heads, head_dim, value_dim, dtype, (of_keys, of_values))
+
+
+def kv_read(values: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the rows (T, width) of all tokens in these blocks of a cache of values with one head."""
+    return values[blocks, 0].transpose(2, 3).reshape(-1, values.shape[3])
+
+
 class CacheStep:
     """The places of a step's tokens in the paged caches.
 

@@ -31,7 +31,7 @@ from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
-from conveyor_engine.execution.models.latent import EXPANDING, keep_latents
+from conveyor_engine.execution.models.latent import EXPANDING, keep_latents, prompt_bytes
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.rope import fix_frequencies
@@ -205,6 +205,7 @@ class GenerateRunner(Runner):
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
         step_bytes += peak_bytes(start.max_num_logits, vocab_size, self.device)
+        step_bytes += prompt_bytes(self.model, max_model_len, start.dtype)
         step_bytes += self._sight.step_bytes + KEPT_BYTES if self._sight is not None else 0
         if self._adapters is not None:
             self._adapters.reserved_bytes = step_bytes
