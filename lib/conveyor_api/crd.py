@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conveyor_api import names
+from conveyor_api.api_key import APIKey
 from conveyor_api.base import ApiModel
 from conveyor_api.errors import ConveyorApiError
 from conveyor_api.resource import InferenceService
@@ -46,7 +47,7 @@ class UnsupportedSchema(ConveyorApiError):
 
 def build_crds() -> list[Schema]:
     """Return every CustomResourceDefinition, ready to apply."""
-    return [build_crd(), build_served_name_crd()]
+    return [build_crd(), build_served_name_crd(), build_api_key_crd()]
 
 
 def build_crd() -> Schema:
@@ -79,6 +80,18 @@ def build_served_name_crd() -> Schema:
     plural = (names.SERVED_NAME_PLURAL, names.SERVED_NAME_KIND.lower())
     version = _version(build_schema(ServedName), columns)
     return _definition(names.SERVED_NAME_CRD_NAME, names.SERVED_NAME_KIND, plural, version)
+
+
+def build_api_key_crd() -> Schema:
+    """Return the CustomResourceDefinition for APIKey."""
+    columns = [
+        _column("Owner", "string", ".spec.owner"),
+        _column("Services", "string", ".spec.services"),
+        _column("Expires", "string", ".spec.expires"),
+        _AGE,
+    ]
+    plural = (names.API_KEY_PLURAL, names.API_KEY_KIND.lower())
+    return _definition(names.API_KEY_CRD_NAME, names.API_KEY_KIND, plural, _version(build_schema(APIKey), columns))
 
 
 def _definition(name: str, kind: str, plural: tuple[str, str], version: Schema, **more: Any) -> Schema:

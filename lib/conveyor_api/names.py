@@ -20,6 +20,13 @@ SERVED_NAME_PLURAL: Final = "servednames"
 SERVED_NAME_CRD_NAME: Final = f"{SERVED_NAME_PLURAL}.{GROUP}"
 MAX_SERVED_NAMES: Final = 100  # limit for one namespace
 
+# A secret key with which clients use services.
+API_KEY_KIND: Final = "APIKey"
+API_KEY_PLURAL: Final = "apikeys"
+API_KEY_CRD_NAME: Final = f"{API_KEY_PLURAL}.{GROUP}"
+
+TOKEN_AUDIENCE: Final = "conveyor"  # of ServiceAccounts' tokens for the gateways
+
 # Field managers of server-side apply. The second one owns only spec.replicas of a Deployment.
 FIELD_MANAGER: Final = "conveyor"
 REPLICAS_FIELD_MANAGER: Final = "conveyor-replicas"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from conveyor_api import names
+from conveyor_api.api_key import APIKey
 from conveyor_api.conditions import CONDITION_MEANINGS, POD_FAILURES, REASON_MEANINGS, REASONS_BY_CONDITION
 from conveyor_api.crd import Schema, build_schema, default_sentence
 from conveyor_api.served_name import ServedName
@@ -47,6 +48,10 @@ If several claim the same name, only the oldest counts. Delete the ServedName to
 ([how](operations.md#names-at-the-root)).
 `kubectl get {names.SERVED_NAME_PLURAL}` lists those of a namespace."""
 
+_API_KEY = f"""\
+`{names.API_VERSION}`, kind `{names.API_KEY_KIND}`, namespaced: a secret key with which clients use services
+([how](keys.md)). `kubectl conveyor key create` makes the key and the object."""
+
 _TASKS = """\
 The task of a model decides which settings apply. The API server refuses the others if `task` is set. If it is not set,
 an engine finds the task in the model's files, and refuses them when it starts (reason `InvalidConfig`); `kvCache` then
@@ -73,6 +78,7 @@ def build_reference() -> dict[str, str]:
     spec, status = (schema["properties"][name] for name in ("spec", "status"))
     rules = "\n".join(_rules(schema))
     served = _object(f"{names.SERVED_NAME_KIND}.spec", build_schema(ServedName)["properties"]["spec"])
+    key = build_schema(APIKey)["properties"]["spec"]
     return {
         "api-reference": _page(_INTRODUCTION, "## metadata", rules, "## spec", *_object("spec", spec), *_tasks()),
         "api-pod": _page(_POD, "## spec.pod", *_object("spec.pod", spec["properties"]["pod"])),
@@ -80,6 +86,7 @@ def build_reference() -> dict[str, str]:
             *(_STATUS, "## status", *_object("status", status)),
             *("## Conditions", _conditions(), "## Reasons", _reasons()),
             *(f"## {names.SERVED_NAME_KIND}", _SERVED_NAME, *served),
+            *(f"## {names.API_KEY_KIND}", _API_KEY, *_object(f"{names.API_KEY_KIND}.spec", key)),
         ),
     }
 
@@ -196,8 +203,8 @@ def _member_rules(schema: Schema) -> Iterator[str]:
     """Yield the rules of members that are not objects."""
     for name, member in schema["properties"].items():
         if "properties" not in member:
-            values = member.get("additionalProperties", {})
-            for holder in (member, values):
+            values, items = member.get("additionalProperties", {}), member.get("items", {})
+            for holder in (member, values, {} if "properties" in items else items):
                 for rule in holder.get("x-kubernetes-validations", []):
                     yield f"- `{name}` {rule['message']}"
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from conveyor_api import names
+from conveyor_api.access import Access
 from conveyor_api.adapters import ADAPTER_RULES, Adapters
 from conveyor_api.autoscaling import MAX_REPLICAS, Autoscaling
 from conveyor_api.base import ApiModel, Rule
@@ -149,6 +150,8 @@ class InferenceServiceSpec(ApiModel):
     program or class. The engine rejects a task that contradicts the files."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
+    access: Access = Access()
+    """Who may use the service through the gateways."""
     runtime: Runtime = "Conveyor"
     """Program that runs the model. VLLM: the one in `engine.image`, with the same queue, autoscaling and rollouts."""
     engine: Engine = Engine()

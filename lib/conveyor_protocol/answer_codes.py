@@ -55,6 +55,7 @@ _PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
 
 AnthropicErrorType = Literal[
     "invalid_request_error",
+    "authentication_error",
     "not_found_error",
     "request_too_large",
     "rate_limit_error",
@@ -63,6 +64,7 @@ AnthropicErrorType = Literal[
     "api_error",
 ]
 _TYPES: Final[dict[int, AnthropicErrorType]] = {
+    401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -5,6 +5,7 @@ the limit is the schema's rather than a rule's.
 """
 
 from tests.api.bad_builders import (
+    ACCOUNT,
     AMOUNT,
     BATCH,
     BUCKET_SHAPE,
@@ -644,4 +645,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad("unknown field of the spec", "spec.modelUri", "unknown field", modelUri="x"),
     bad("field in snake case", "spec.max_queued_requests", "unknown field", max_queued_requests=1),
     batching("unknown field deep down", ".maxBatchsize", "unknown field", maxBatchsize=8),
+    bad("account without a namespace", "spec.access.serviceAccounts[0]", ACCOUNT, access={"serviceAccounts": ["web"]}),
+    bad("accounts everywhere", "spec.access.serviceAccounts[0]", ACCOUNT, access={"serviceAccounts": ["*/web"]}),
+    bad("another mode of access", "spec.access.mode", "Unsupported value", access={"mode": "Closed"}),
 )

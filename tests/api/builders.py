@@ -35,6 +35,7 @@ def build_full_body() -> Json:
         ],
         task="Generate",
         listed=True,
+        access={"mode": "Required", "serviceAccounts": ["apps/web", "batch/*"], "keyNamespaces": ["team-b"]},
         runtime="Conveyor",
         engine={
             "image": "registry.example:5000/conveyor/engine:1.0@sha256:" + "a" * 64,

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pydantic import Field
 
+from conveyor_api.api_key import APIKey
 from conveyor_api.base import ApiModel
 from conveyor_api.crd import UnsupportedSchema, _structural, build_crds, build_schema
 from conveyor_api.served_name import ServedName
@@ -25,8 +26,12 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
             yield from walk(node[keyword], f"{path}[]")
 
 
-NODES = dict(walk(build_schema())) | {f".ServedName{path}": node for path, node in walk(build_schema(ServedName))}
-TYPE_META = (".apiVersion", ".kind", ".ServedName.apiVersion", ".ServedName.kind")
+NODES = {
+    **dict(walk(build_schema())),
+    **{f".ServedName{path}": node for path, node in walk(build_schema(ServedName))},
+    **{f".APIKey{path}": node for path, node in walk(build_schema(APIKey))},
+}
+TYPE_META = tuple(f"{kind}.{field}" for kind in ("", ".ServedName", ".APIKey") for field in ("apiVersion", "kind"))
 
 
 def test_nothing_is_left_that_a_structural_schema_forbids() -> None:

@@ -32,14 +32,14 @@ def test_check_fails_when_a_file_differs_and_generate_fixes_it(
 
 
 def test_generate_writes_only_what_changed(tmp_path: Path) -> None:
-    assert len(generate.write_files(tmp_path)) == 6
+    assert len(generate.write_files(tmp_path)) == 7
     assert generate.write_files(tmp_path) == []
 
 
 def test_the_charts_copy_renders_to_the_crd_and_is_kept(tmp_path: Path) -> None:
     rendered = _helm_template(tmp_path, "true")
     crds = list(yaml.safe_load_all(rendered))
-    assert [crd["metadata"].pop("annotations") for crd in crds] == [{"helm.sh/resource-policy": "keep"}] * 2
+    assert [crd["metadata"].pop("annotations") for crd in crds] == [{"helm.sh/resource-policy": "keep"}] * 3
     assert crds == build_crds()
 
 

@@ -63,6 +63,7 @@ CHANGES: dict[str, Any] = {
     "autoscaling": {"maxReplicas": 3},
     "rollout": {"maxSurge": 2},
     "listed": True,
+    "access": {"mode": "Required"},
     "metadata": {"labels": {"cost-center": "7"}},
     "queue": {"timeout": "9s", "maxRequests": 9, "classes": [{"name": "chat", "level": 1}]},
 }
