@@ -57,14 +57,24 @@ class Code(AnswerCode):
         400,
         "the gateway does not read `priority` in a body above 1 MiB; use `X-Request-Class`",
     )
+    NO_API_KEY = (
+        "missing_api_key",
+        401,
+        "the request has no key, and there is no such service that can be used without one",
+    )
+    INVALID_API_KEY = (
+        "invalid_api_key",
+        401,
+        "the key or token is unknown, revoked or expired, and there is no such service that can be used without one",
+    )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists the paths"
-    SERVICE_NOT_FOUND = "service_not_found", 404, "no such service"
+    SERVICE_NOT_FOUND = "service_not_found", 404, "no such service, or none that the key may use"
     SERVICE_DELETED = "service_deleted", 404, "the service was deleted while the request waited"
     MODEL_NOT_FOUND = (
         "model_not_found",
         404,
-        "no service serves the model, or the requested service serves another model; also for `GET /v1/models/MODEL` "
-        "at the root, if the root does not list the model",
+        "no service that the key may use serves the model, or the requested service serves another model; also for "
+        "`GET /v1/models/MODEL` at the root, if the root does not list the model",
     )
     METHOD_NOT_ALLOWED = (
         "method_not_allowed",
@@ -148,6 +158,8 @@ class GatewayError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the error response."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
     def to_json(self, path: str = "") -> Any:

@@ -25,6 +25,7 @@ from conveyor_api.endpoints import ENDPOINTS, EndpointKind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.watching.catalog import Directory, NamedModel, join_names
+from conveyor_gateway.watching.view import View
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [each.path for each in ENDPOINTS if not each.path.startswith("/v1/") and not each.has_model]
@@ -77,26 +78,26 @@ class OwnHosts:
         return match is not None and match.groups() == (GATEWAY_SERVICE, self.system_namespace)
 
 
-def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Directory) -> Route:
+def parse_route(method: str, path: str, host: str, own: OwnHosts, view: View) -> Route:
     """Return the route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
 
-    The route's service is in `directory`. Raises GatewayError.
+    The view shows the route's service. Raises GatewayError.
     """
     if _has_dots(path):
         message = f"no such path: {path}; a segment may not be `.` or `..`, encoded or not"
         raise GatewayError(message, Code.PATH_NOT_FOUND)
     path = path.rstrip("/") if path.endswith("/") and not path.endswith("//") else path
     is_own = path in _OWN_PATHS or path.startswith(_ROOT_PATHS)  # /v1/images is not a service in a namespace v1
-    is_own |= path.startswith("/v1/v1/") and "v1/v1" not in directory.services
+    is_own |= path.startswith("/v1/v1/") and view.find_service("v1/v1") is None
     if not is_own and (match := _SERVICE_PATH.fullmatch(path)):
         namespace, name, rest = match.groups()
-        return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
+        return _parse_rest(method, rest, _known(f"{namespace}/{name}", view))
     if not path.startswith(("/v1/", *_ROOT_PATHS)) and path not in _BESIDE_V1 and path not in _WITHOUT_V1:
         raise GatewayError(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
             Code.PATH_NOT_FOUND,
         )
-    return _parse_rest(method, path, _parse_host(host, own, directory))
+    return _parse_rest(method, path, _parse_host(host, own, view))
 
 
 def _has_dots(path: str) -> bool:
@@ -134,47 +135,47 @@ def _parse_rest(method: str, path: str, service: str | None) -> Route:
             return Route(endpoint.kind, service, path)
 
 
-def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
+def _parse_host(host: str, own: OwnHosts, view: View) -> str | None:
     """Return the service that `host` names; None for the root. Raises GatewayError."""
     name = re.sub(r":[0-9]*$", "", host).rstrip(".").lower()
     if own.is_own(name) or re.fullmatch(r"\[.*\]|[0-9.]+", name):
         return None
     if match := _SERVICE_HOST.fullmatch(name):
-        return _known(f"{match[2]}/{match[1]}", directory)
+        return _known(f"{match[2]}/{match[1]}", view)
     if "." in name:
         return None
     urls = f"http://{name}.<namespace>/v1, or http://<gateway>/<namespace>/{name}/v1"
     raise GatewayError(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
 
 
-def _known(service: str, directory: Directory) -> str:
-    if service in directory.services:
+def _known(service: str, view: View) -> str:
+    if view.find_service(service) is not None:
         return service
     namespace, _, name = service.partition("/")
-    raise GatewayError(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
+    raise view.build_missing(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
 
 
-def find_model(model: str, directory: Directory) -> NamedModel:
+def find_model(model: str, view: View) -> NamedModel:
     """Return the service that `model` names at the root, and its adapter if `model` names one. Raises GatewayError.
 
     model: the service's `namespace/name`, or a model name that it claimed; then perhaps a colon and an adapter.
     """
-    if (found := directory.find_model(model)) is not None:
+    if (found := view.find_model(model)) is not None:
         return found
-    raise build_no_model(model)
+    raise build_no_model(model, view)
 
 
-def find_route_model(route: Route, directory: Directory) -> NamedModel:
+def find_route_model(route: Route, view: View) -> NamedModel:
     """Return the service of a route that names a service, or a model at the root. Raises GatewayError."""
     if route.service is None:
-        return find_model(route.model, directory)
-    return NamedModel(directory.services[route.service])
+        return find_model(route.model, view)
+    return NamedModel(view.directory.services[route.service])
 
 
-def build_no_model(model: str) -> GatewayError:
+def build_no_model(model: str, view: View) -> GatewayError:
     """Return the error for a model that does not exist or is hidden. Both look the same to clients."""
     message = f"the model {model[:100]!r} does not exist, or is not listed here"
-    return GatewayError(message, Code.MODEL_NOT_FOUND, "model")
+    return view.build_missing(message, Code.MODEL_NOT_FOUND, "model")
 
 
 def model_id(model: NamedModel, directory: Directory) -> str:

@@ -33,6 +33,7 @@ from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
 from conveyor_gateway.listening.self_check import check_for_ever
+from conveyor_gateway.proofs import Proofs
 from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.record import Recorder
@@ -71,7 +72,7 @@ class Server:
         self._tls = None if settings.engine_authorities is None else EngineTls(settings.engine_authorities)
         self._engines = EngineSession(self._tls)
         ledger = Ledger(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
-        self._catalog = catalog = Catalog()
+        self._catalog = catalog = Catalog(settings.access)
         self._queues = queues = Queues(
             catalog,
             asyncio.get_running_loop(),
@@ -124,6 +125,7 @@ class Server:
             OwnHosts(settings.system_namespace, settings.public_hosts),
             ledger,
             clients,
+            Proofs(catalog.keys, catalog.issuer),
             SharedPages(ledger, self._tls),
             cors,
             lists_all=settings.root_models == "All",

@@ -30,6 +30,7 @@ from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, optional, setting
 
 RootModels = Literal["Listed", "All"]
+DefaultAccess = Literal["Open", "Required", "Enforced"]
 
 _MIB = 1 << 20
 
@@ -98,6 +99,13 @@ class Settings:
         "services that `GET /v1/models` at the root lists. Listed: those with `listed: true`. All: every service, for "
         "a cluster with one team",
         literal(RootModels),
+    )
+    access: DefaultAccess = setting(
+        "Open",
+        "who may use services. Open: everyone, except where `access.mode` of a service is Required. Required: callers "
+        "with an APIKey or the token of a ServiceAccount, except where `access.mode` is Open. Enforced: the same, "
+        "whatever `access.mode` is",
+        literal(DefaultAccess),
     )
     # A connection takes 0.1 MiB with the longest headers. A stream that its client does not read takes 0.25 MiB more.
     # All connections and max_held_bytes together fit in the 1 GiB that the chart allows.

@@ -11,8 +11,10 @@ from typing import Protocol
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.catalog import Catalog
+from conveyor_gateway.watching.issuer import SHORTEST_SECONDS
 from conveyor_kube.gateways import gateway_slices, parse_gateways
-from conveyor_kube.resources import claim_collection, service_collection, slice_collection
+from conveyor_kube.issuer import follow_issuer
+from conveyor_kube.resources import claim_collection, key_collection, service_collection, slice_collection
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
@@ -20,7 +22,7 @@ from conveyor_kube.watched_list import WatchedList
 
 
 class Source(Protocol):
-    """Fills the three sinks of a catalog: `services`, `slices` and `claims`."""
+    """Fills the sinks of a catalog: `services`, `slices`, `claims` and `keys`, and in a cluster its `issuer`."""
 
     @property
     def states(self) -> Sequence[WatchState]:
@@ -33,7 +35,7 @@ class Source(Protocol):
 
 
 class ClusterSource:
-    """Watches InferenceServices, EndpointSlices, ServedNames and the gateways of a cluster."""
+    """Watches InferenceServices, EndpointSlices, ServedNames, APIKeys and the gateways of a cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -42,11 +44,12 @@ class ClusterSource:
         all_claims = sorted({*namespaces, settings.system_namespace}) if namespaces else ("",)
         self._services = [_begin(service_collection(each)) for each in by_namespace]
         self._slices = [_begin(slice_collection(each)) for each in by_namespace]
+        self._keys = [_begin(key_collection(each)) for each in by_namespace]
         self._claims = [_begin(claim_collection(each)) for each in all_claims]
 
     @property
     def states(self) -> list[WatchState]:
-        return [state for _, state in (*self._services, *self._slices, *self._claims)]
+        return [state for _, state in (*self._services, *self._slices, *self._claims, *self._keys)]
 
     @asynccontextmanager
     async def filling(self, catalog: Catalog, queues: Queues) -> AsyncIterator[None]:
@@ -55,6 +58,7 @@ class ClusterSource:
             (self._services, catalog.services),
             (self._slices, catalog.slices),
             (self._claims, catalog.claims),
+            (self._keys, catalog.keys),
             ([_begin(gateway_slices(self._settings.system_namespace))], _count_gateways(queues)),
         ]
         async with connect(self._settings.kubeconfig) as client, asyncio.TaskGroup() as tasks:
@@ -63,6 +67,9 @@ class ClusterSource:
                 for watched, sink in sinks
                 for collection, state in watched
             ]
+            issuer = catalog.issuer
+            following = follow_issuer(client, issuer.set_keys, issuer.wanted, SHORTEST_SECONDS)
+            watches.append(tasks.create_task(following))
             yield
             for watch in watches:
                 watch.cancel()

@@ -1,4 +1,4 @@
-"""The collections of InferenceServices, EndpointSlices and ServedNames, and the fields of objects that are read.
+"""The collections of watched objects, and the fields of objects that are read.
 
 The gateway watches all of them. The operator watches ServedNames and the gateways' EndpointSlices. The metrics server
 watches only the gateways' EndpointSlices.
@@ -6,7 +6,14 @@ watches only the gateways' EndpointSlices.
 
 from typing import Any, NotRequired, TypedDict
 
-from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, SERVED_NAME_PLURAL, VERSION
+from conveyor_api.names import (
+    API_KEY_PLURAL,
+    GROUP,
+    INFERENCE_SERVICE_LABEL,
+    PLURAL,
+    SERVED_NAME_PLURAL,
+    VERSION,
+)
 from conveyor_kube.wanted_json import Identity
 from conveyor_kube.watch import Collection
 
@@ -37,6 +44,7 @@ class _ServiceSpec(TypedDict):
     adapters: NotRequired[Any]
     runtime: NotRequired[Any]
     listed: NotRequired[Any]
+    access: NotRequired[Any]
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
     kvCache: NotRequired[Any]
@@ -110,6 +118,13 @@ class ClaimBody(TypedDict):
     spec: Any
 
 
+class KeyBody(TypedDict):
+    """An APIKey."""
+
+    metadata: Identity
+    spec: Any
+
+
 def service_collection(namespace: str) -> Collection:
     """Return the collection of InferenceServices in a namespace; "" for all namespaces."""
     return Collection(GROUP, VERSION, PLURAL, namespace, shape=ServiceBody)
@@ -123,3 +138,8 @@ def slice_collection(namespace: str, label_selector: str = INFERENCE_SERVICE_LAB
 def claim_collection(namespace: str) -> Collection:
     """Return the collection of ServedNames in a namespace; "" for all namespaces."""
     return Collection(GROUP, VERSION, SERVED_NAME_PLURAL, namespace, shape=ClaimBody)
+
+
+def key_collection(namespace: str) -> Collection:
+    """Return the collection of APIKeys in a namespace; "" for all namespaces."""
+    return Collection(GROUP, VERSION, API_KEY_PLURAL, namespace, shape=KeyBody)

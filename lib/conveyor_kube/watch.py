@@ -26,6 +26,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient
 
+from conveyor_api.names import GROUP
 from conveyor_http.reading import AnswerTooLong, read_answer
 from conveyor_kube.authorities import follow_authorities
 from conveyor_kube.kubeconfig import load_configuration
@@ -175,7 +176,7 @@ class _Watch:
             "resourceVersion": version,
             "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
         }
-        async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
+        async with open_page(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
             async for line in read_lines(response.content):
                 self._take_event(await decode(line, Event))
                 self._note_answer()
@@ -186,7 +187,7 @@ class _Watch:
         keys: set[str] = set()  # not the objects, because there may be many large ones
         query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
         while True:
-            async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
+            async with open_page(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
                 page = await decode(await _read_page(response.content), Page)
             self._note_answer()
             for item in page.items or ():
@@ -248,7 +249,7 @@ def _too_long() -> WatchFailed:
 
 
 @asynccontextmanager
-async def _get(
+async def open_page(
     client: ApiClient, path: str, query: Mapping[str, str], limits: aiohttp.ClientTimeout
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     request = await client.param_serialize(
@@ -261,7 +262,8 @@ async def _get(
     response: aiohttp.ClientResponse = (await client.call_api(*request, _request_timeout=limits)).response
     async with response:
         if response.status == 404:
-            raise WatchFailed(f"the API server does not serve {path}; install its CRD, which is a part of the chart")
+            hint = "; install its CRD, which is a part of the chart" if path.startswith(f"/apis/{GROUP}/") else ""
+            raise WatchFailed(f"the API server does not serve {path}{hint}")
         if response.status != 200:
             text = (await response.text())[:500]
             hint = "; grant it with the chart's roles" if response.status == 403 else ""

@@ -99,13 +99,13 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release))
     release.shell("kubectl apply -f examples/qwen.yaml")
     assert "Max Model Len" in release.shell("kubectl describe infsvc qwen")
-    release.shell("kubectl get infsvc,servednames -A -o yaml > conveyor.yaml", tmp_path)
+    release.shell("kubectl get infsvc,servednames,apikeys -A -o yaml > conveyor.yaml", tmp_path)
     release.shell("kubectl delete infsvc -A --all")
     assert not release.api.reachable(f"{SERVICES}/qwen")
     release.shell("kubectl apply -f conveyor.yaml", tmp_path)
     assert release.api.reachable(f"{SERVICES}/qwen")
     release.shell("helm uninstall conveyor -n conveyor-system")
-    release.shell("kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev")
+    release.shell("kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev apikeys.conveyor.dev")
     wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES))
 
 

@@ -98,6 +98,7 @@ OWN: dict[str, Json] = {
         "clientHeader": "X-Client",
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "rootModels": "All",
+        "access": "Required",
         "drainTimeoutSeconds": 30,
         "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},

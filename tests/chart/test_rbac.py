@@ -91,7 +91,7 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
             exercise_operator(space, check)
             ports = ("--host=127.0.0.1", "--port=0", "--admin-port=0")
             with running(plane, "gateway", rendered, folder, *ports, "--drain-delay-seconds=0"):
-                wait_for_watches(plane, "gateway", before["gateway"], 3)
+                wait_for_watches(plane, "gateway", before["gateway"], 4)
             with running_metrics(plane, rendered, folder, reachable.port):
                 wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)

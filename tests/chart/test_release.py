@@ -176,6 +176,8 @@ def test_kubernetes_own_roles_for_people_cover_inference_services(release: Relea
         ("admin", "create", "inferenceservices"),
         ("view", "list", "servednames"),
         ("edit", "delete", "servednames"),
+        ("view", "list", "apikeys"),
+        ("edit", "create", "apikeys"),
     ]
     for access in granted:  # Kubernetes aggregates each role by itself, some time after the install
         wait_until(f"{access}", lambda access=access: may(*access))

@@ -31,6 +31,7 @@ FULL = (
     "gateway.trustedProxies={10.244.0.0/16,fd00::/64}",
     "gateway.cors.allowedOrigins={https://chat.example.com,http://localhost:3000}",
     "gateway.rootModels=All",
+    "gateway.access=Enforced",
     *(f"{process}.nodeSelector.disk=fast" for process in PROCESSES),
     *(f"{process}.priorityClassName=system-cluster-critical" for process in PROCESSES),
     *(f"{process}.tolerations[0].operator=Exists" for process in PROCESSES),

@@ -9,6 +9,7 @@ from conveyor_api.endpoints import EndpointKind
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.routing import OwnHosts, Route, find_model, find_route_model, model_id, parse_route
 from conveyor_gateway.watching.catalog import NamedModel
+from conveyor_gateway.watching.view import View
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
 DIRECTORY = make_directory(
@@ -24,7 +25,7 @@ INFER, INFER_VERSION = "/v2/models/{model}/infer", "/v2/models/{model}/versions/
 
 
 def route(path: str = CHAT, host: str = "10.1.2.3", method: str = "POST") -> Route:
-    return parse_route(method, path, host, OWN, DIRECTORY)
+    return parse_route(method, path, host, OWN, View(DIRECTORY))
 
 
 @pytest.mark.parametrize(
@@ -206,27 +207,29 @@ def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
     ],
 )
 def test_a_model_is_found_by_its_served_name_or_by_namespace_and_name(model: str, key: str) -> None:
-    assert find_model(model, DIRECTORY).service.key == key
+    assert find_model(model, View(DIRECTORY)).service.key == key
 
 
 def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_oldest_service() -> None:
     directory = make_directory(make_known_service("team-b/llama", "llama-70b", created_unix=1))
     with pytest.raises(GatewayError, match="does not exist, or is not listed"):
-        find_model("llama-70b", directory)
+        find_model("llama-70b", View(directory))
     claim(directory, "team-a", "llama-70b")
     with pytest.raises(GatewayError, match="does not exist, or is not listed"):
-        find_model("llama-70b", directory)  # nobody serves it there yet
+        find_model("llama-70b", View(directory))  # nobody serves it there yet
     directory.put(make_known_service("team-a/y", "llama-70b", created_unix=6))
-    assert find_model("llama-70b", directory).service.key == "team-a/y"
+    assert find_model("llama-70b", View(directory)).service.key == "team-a/y"
     directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5))
-    assert find_model("llama-70b", directory).service.key == "team-a/x"
+    assert find_model("llama-70b", View(directory)).service.key == "team-a/x"
     directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5, max_queued_requests=9))
-    assert find_model("llama-70b", directory).service.key == "team-a/x"  # a change of anything else keeps the name
+    assert (
+        find_model("llama-70b", View(directory)).service.key == "team-a/x"
+    )  # a change of anything else keeps the name
     directory.put(make_known_service("team-a/x", "renamed", created_unix=5))
-    assert find_model("llama-70b", directory).service.key == "team-a/y"
+    assert find_model("llama-70b", View(directory)).service.key == "team-a/y"
     directory.remove("team-a/y")
     with pytest.raises(GatewayError, match="does not exist, or is not listed"):
-        find_model("llama-70b", directory)
+        find_model("llama-70b", View(directory))
 
 
 def test_of_two_claims_the_older_one_counts_and_then_the_other() -> None:
@@ -234,9 +237,9 @@ def test_of_two_claims_the_older_one_counts_and_then_the_other() -> None:
     directory = make_directory(*services)
     claim(directory, "team-b", "llama-70b", created_unix=5)
     claim(directory, "team-a", "llama-70b", created_unix=6)
-    assert find_model("llama-70b", directory).service.key == "team-b/llama"
+    assert find_model("llama-70b", View(directory)).service.key == "team-b/llama"
     directory.names.remove_claim("team-b/llama-70b")
-    assert find_model("llama-70b", directory).service.key == "team-a/llama"
+    assert find_model("llama-70b", View(directory)).service.key == "team-a/llama"
 
 
 def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
@@ -248,18 +251,18 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
         **{"team-b/other": "team-b", "Team-b/Llama-3.1": "team-a"},
     )
     with pytest.raises(GatewayError, match="does not exist, or is not listed"):
-        find_model("team-b/llama", directory)
-    assert find_model("team-b/other", directory).service.key == "team-b/z"
-    assert find_model("Team-b/Llama-3.1", directory).service.key == "team-a/hub"
+        find_model("team-b/llama", View(directory))
+    assert find_model("team-b/other", View(directory)).service.key == "team-b/z"
+    assert find_model("Team-b/Llama-3.1", View(directory)).service.key == "team-a/hub"
     assert model_id(NamedModel(directory.services["team-a/y"]), directory) == "team-a/y"
 
 
 def test_an_unknown_model_is_not_found() -> None:
     with pytest.raises(GatewayError, match="does not exist, or is not listed") as caught:
-        find_model("gpt-9", DIRECTORY)
+        find_model("gpt-9", View(DIRECTORY))
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(GatewayError, match="'xxx") as caught:
-        find_model("x" * 1_000_000, DIRECTORY)
+        find_model("x" * 1_000_000, View(DIRECTORY))
     assert len(str(caught.value)) < 200
 
 
@@ -271,7 +274,7 @@ def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
         "team-b/llama": "team-b/llama",  # another namespace has its name
         "team-b/other": "team-b/other",  # its name is another service's namespace/name
     }
-    assert all(find_model(ids[key], DIRECTORY).service.key == key for key in ids)
+    assert all(find_model(ids[key], View(DIRECTORY)).service.key == key for key in ids)
 
 
 ADAPTED = make_directory(
@@ -299,9 +302,9 @@ ADAPTED = make_directory(
     ],
 )
 def test_an_adapter_is_found_by_the_name_of_its_model(model: str, key: str, engine_name: str) -> None:
-    found = find_model(model, ADAPTED)
+    found = find_model(model, View(ADAPTED))
     assert (found.service.key, found.engine_name) == (key, engine_name)
-    path = parse_route("GET", f"/v2/models/{model}", "", OWN, ADAPTED).fill_path(found)
+    path = parse_route("GET", f"/v2/models/{model}", "", OWN, View(ADAPTED)).fill_path(found)
     assert unquote(path) == f"/v2/models/{engine_name}"
 
 
@@ -321,7 +324,7 @@ def test_an_adapter_is_found_by_the_name_of_its_model(model: str, key: str, engi
 )
 def test_a_name_without_such_an_adapter_is_not_found(model: str) -> None:
     with pytest.raises(GatewayError, match="does not exist, or is not listed"):
-        find_model(model, ADAPTED)
+        find_model(model, View(ADAPTED))
 
 
 def test_the_id_that_an_adapter_is_listed_with_leads_to_it() -> None:
@@ -330,7 +333,7 @@ def test_the_id_that_an_adapter_is_listed_with_leads_to_it() -> None:
     ]
     ids = [model_id(model, ADAPTED) for model in models]
     assert len(set(ids)) == len(ids) == 10
-    assert [find_model(each, ADAPTED) for each in ids] == models
+    assert [find_model(each, View(ADAPTED)) for each in ids] == models
     assert model_id(NamedModel(ADAPTED.services["team-b/qwen"], "chat"), ADAPTED) == "team-b/qwen:chat"
 
 
@@ -346,7 +349,7 @@ def test_the_id_that_an_adapter_is_listed_with_leads_to_it() -> None:
 )
 def test_an_engine_is_sent_the_name_that_it_knows(path: str, filled: str) -> None:
     found = route(path)
-    assert found.fill_path(find_route_model(found, DIRECTORY)) == filled
+    assert found.fill_path(find_route_model(found, View(DIRECTORY))) == filled
 
 
 @pytest.mark.parametrize("base", ["", "/default/qwen"])

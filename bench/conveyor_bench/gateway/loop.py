@@ -39,6 +39,7 @@ from conveyor_gateway.relaying.prefixes import find_prefix
 from conveyor_gateway.settings import PROGRAM
 from conveyor_gateway.usage import parse_usage
 from conveyor_gateway.watching.catalog import Catalog, parse_service
+from conveyor_gateway.watching.view import View
 from conveyor_http.framing import MIN_CHUNK_BYTES
 from conveyor_http.server import Server
 from conveyor_protocol.engine_pages import UsedTokens
@@ -214,7 +215,7 @@ def measure_services(num_services: int) -> Iterable[Row]:
             metrics.observe_answer(service.key, 0.0, 0.1)
             metrics.count_used(service.key, 0.1, UsedTokens(1, 0, 2))
         rows.append(Row("/metrics", turn_ms=longest_ms(metrics.write_page())))
-        rows.append(Row("/v1/models", turn_ms=longest_ms(encode_model_list(catalog.directory, lists_all=True))))
+        rows.append(Row("/v1/models", turn_ms=longest_ms(encode_model_list(View(catalog.directory), lists_all=True))))
         rows.append(Row("/demand", turn_ms=longest_ms(encode_demand(queues))))
         rows.append(Row("a full garbage collection", turn_ms=measure_ms(gc.collect)))
         rows.append(Row("a deleted service", turn_ms=longest_ms(catalog.services.keep_only(set(), ""))))

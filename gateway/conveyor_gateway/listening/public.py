@@ -21,12 +21,14 @@ from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.pages.document import find_document
 from conveyor_gateway.pages.models import build_model_list, find_model_page, send_model_list
 from conveyor_gateway.pages.status import build_own_status, build_probe, find_engine_page, find_status
+from conveyor_gateway.proofs import Proofs
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.responses import build_error, build_json, find_request_id
 from conveyor_gateway.routing import OwnHosts, Route, find_route_model, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_gateway.watching.view import View
 from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
 
 
@@ -41,6 +43,7 @@ class PublicApp:
     own_hosts: OwnHosts
     ledger: Ledger
     clients: Clients
+    proofs: Proofs
     pages: SharedPages
     cors: Cors = NOBODY
     lists_all: bool = False  # whether the root also lists services without `listed`
@@ -65,28 +68,31 @@ class PublicApp:
     async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
             raise GatewayError("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
-        client = self.clients.find(request)
+        client, proof = self.clients.find(request), self.proofs.find(request.headers)
+        if proof.caller is not None:
+            client = Client(proof.caller.name, is_named=True)
+        view = View(self.catalog.directory, *proof)
         try:
-            route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
+            route = parse_route(request.method, path, _find_host(request), self.own_hosts, view)
         except GatewayError:
             await self.ledger.turns.wait(client.id)
             raise
         await self.ledger.turns.wait(route.service.partition("/")[0] if route.service else client.id)
         if route.kind is EndpointKind.ENGINE:
-            return await self.open_requests.handle(request, route, client)
-        answer = await self._send_page(request, route, client)
+            return await self.open_requests.handle(request, route, client, view)
+        answer = await self._send_page(request, route, client, view)
         self.metrics.count_request(route.service or "", answer.status)
         return answer
 
-    async def _send_page(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
+    async def _send_page(self, request: BaseRequest, route: Route, client: Client, view: View) -> StreamResponse:
         """Send a page. Returns when the client has received it or has left. Raises GatewayError."""
         service = route.service or ""
         if route.kind is EndpointKind.ENGINE_PAGE:
-            service = find_route_model(route, self.catalog.directory).service.key
+            service = find_route_model(route, view).service.key
         held = HeldRequest(self.ledger, request, service, client.id)
         try:
             with held:
-                return await self._answer(request, route, held.hold)
+                return await self._answer(request, route, held.hold, view)
         except asyncio.CancelledError:
             if held.error is None or request.writer.output_size > 0:
                 raise
@@ -95,19 +101,20 @@ class PublicApp:
             answer.force_close()
             return answer
 
-    async def _answer(self, request: BaseRequest, route: Route, hold: Hold) -> StreamResponse:
+    async def _answer(self, request: BaseRequest, route: Route, hold: Hold, view: View) -> StreamResponse:
         request_id, directory = find_request_id(request), self.catalog.directory
         match route.kind:
             case EndpointKind.LIST_MODELS:
                 if route.service is None:
-                    return await send_model_list(request, directory, self.lists_all)
+                    view.check_any()
+                    return await send_model_list(request, view, self.lists_all)
                 answer = build_json(build_model_list(directory.services[route.service]), request_id)
             case EndpointKind.GET_MODEL:
-                answer = build_json(find_model_page(route, directory, self.lists_all), request_id)
+                answer = build_json(find_model_page(route, view, self.lists_all), request_id)
             case EndpointKind.STATUS:
                 answer = await self._find_status(route, hold, request_id)
             case EndpointKind.ENGINE_PAGE:
-                model = find_route_model(route, directory)
+                model = find_route_model(route, view)
                 engines = self.catalog.engines(model.service.key)
                 answer = await find_engine_page(self.pages, hold, route, model, engines, request_id)
             case EndpointKind.ENGINE:

@@ -16,6 +16,8 @@ _NAME: Final = "Gateway{name}"
 _REFERENCE: Final = f"#/components/schemas/{_NAME}"
 _ANY_PATH: Final = (
     Code.MALFORMED_HTTP,
+    Code.NO_API_KEY,
+    Code.INVALID_API_KEY,
     Code.SERVICE_NOT_FOUND,
     Code.HEADERS_TOO_LARGE,
     Code.INTERNAL_ERROR,

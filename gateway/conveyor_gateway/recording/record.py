@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from conveyor_gateway.caller import Caller
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.watching.catalog import Directory
 from conveyor_protocol.engine_pages import UsedTokens
@@ -30,7 +31,8 @@ class Record:
     request_id: str
     path: str
     client: str  # its name or address
-    has_name: bool = False  # `client` is a name that a trusted proxy has given
+    has_name: bool = False  # `client` is a name: of `caller`, or one that a trusted proxy has given
+    caller: Caller | None = None
     began: float = field(default_factory=time.monotonic)
     service: str = ""
     request_class: str = ""  # empty without classes

@@ -21,6 +21,7 @@ from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
+from conveyor_gateway.watching.view import View
 
 
 class OpenRequests:
@@ -33,16 +34,16 @@ class OpenRequests:
         self._ended_at = -math.inf
         self._stopped = False
 
-    async def handle(self, request: BaseRequest, route: Route, client: Client) -> StreamResponse:
+    async def handle(self, request: BaseRequest, route: Route, client: Client, view: View) -> StreamResponse:
         """Return the response for the client. A stream is already sent when this returns."""
-        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
+        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named, view.caller)
         held = HeldRequest(self._parts.ledger, request, route.service or "", client.id)
         self._running.add(held)
         try:
             if self._stopped:
                 raise build_stopping()
             with held:
-                return await RequestLife(self._parts, request, route, record, held).run()
+                return await RequestLife(self._parts, request, route, record, held, view).run()
         except GatewayError as error:
             return _refuse(error, record)
         except asyncio.CancelledError:

@@ -46,6 +46,7 @@ from conveyor_gateway.relaying.work import estimate_work, find_work
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_gateway.watching.view import View
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import (
     CLASS_HEADER,
@@ -93,6 +94,7 @@ class RequestLife:
     route: Route
     record: Record
     held: HeldRequest
+    view: View
 
     async def run(self) -> StreamResponse:
         """Return the response for the client. A stream is already sent when this returns."""
@@ -112,6 +114,8 @@ class RequestLife:
 
     async def _read(self) -> _Arrived:
         request, record, hold = self.request, self.record, self.held.hold
+        if self.route.service is None:
+            self.view.check_any()
         has_form = is_form(request.headers.get("Content-Type"))
         body = await self.parts.bodies.read(request, hold, self.route.max_bytes)
         model, body = self._find_model(body)
@@ -138,21 +142,21 @@ class RequestLife:
 
         At a service's own path, engines read the name, so an adapter is not looked up here.
         """
-        directory = self.parts.directory
+        view = self.view
         if self.route.service is not None:
-            service = directory.services.get(self.route.service)
+            service = view.find_service(self.route.service)
             if service is not None:
                 return NamedModel(service), body
             raise GatewayError("the service was deleted", Code.SERVICE_DELETED)
         if self.route.model:
-            return find_model(self.route.model, directory), body
+            return find_model(self.route.model, view), body
         content_type = self.request.headers.get("Content-Type", "")
         if is_form(content_type) or len(body) > MAX_ROUTED_BYTES:
             field = find_model_field(body, content_type) if is_form(content_type) else find_long_model(body)
-            found = find_model(field.model, directory)
+            found = find_model(field.model, view)
             return found, rename_model_field(body, field, found.engine_name)
         name = read_model(body)
-        found = find_model(name, directory)
+        found = find_model(name, view)
         if name != found.engine_name:
             body = rename_model(body, found.engine_name)
         return found, body

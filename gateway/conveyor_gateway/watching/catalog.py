@@ -19,7 +19,11 @@ from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import MAX_LISTED_ADAPTERS
+from conveyor_gateway.settings import DefaultAccess
+from conveyor_gateway.watching.access import WITHOUT_RULES, Rules, parse_rules
 from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClasses, parse_classes
+from conveyor_gateway.watching.issuer import Issuer
+from conveyor_gateway.watching.keys import KeyTable
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.served_names import ClaimSink, NameIndex
@@ -61,6 +65,7 @@ class Service:
     starting_replicas: int = 0  # pods that are not ready and do not fail
     starting_until_unix: float = math.inf  # when this number lapses
     targets: Targets | None = None  # of Conveyor's autoscaler
+    rules: Rules = WITHOUT_RULES  # who may use it
 
     @property
     def key(self) -> str:
@@ -127,6 +132,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         starting_replicas=resource.status.starting_replicas or 0,
         starting_until_unix=resource.status.starting_until_unix,
         targets=_find_targets(resource.settled_spec),
+        rules=parse_rules(spec.access),
     )
 
 
@@ -164,10 +170,15 @@ def _find_rollout(resource: InferenceService) -> bool:
 
 
 class Directory:
-    """All services by `namespace/name`, and the service that each model name selects at the root."""
+    """All services by `namespace/name`, and the service that each model name selects at the root.
 
-    def __init__(self) -> None:
+    Clients see it through a `View`.
+    """
+
+    def __init__(self, default_access: DefaultAccess = "Open") -> None:
+        self.default_access: Final[DefaultAccess] = default_access
         self.services: dict[str, Service] = {}
+        self.num_guarded = 0  # services that need a proof
         self.names = NameIndex()
         self._keys: list[str] = []  # of all services, sorted
         self._listed: list[str] = []  # of services with `listed`, sorted
@@ -175,6 +186,7 @@ class Directory:
     def put(self, service: Service) -> None:
         self.remove(service.key)
         self.services[service.key] = service
+        self.num_guarded += service.rules.need_proof(self.default_access)
         self.names.put_service(service.key, service.model_name, service.created_unix)
         for keys in self._orders(service):
             insort(keys, service.key)
@@ -182,6 +194,7 @@ class Directory:
     def remove(self, key: str) -> None:
         service = self.services.pop(key, None)
         if service is not None:
+            self.num_guarded -= service.rules.need_proof(self.default_access)
             self.names.remove_service(key)
             for keys in self._orders(service):
                 del keys[bisect_left(keys, key)]
@@ -231,11 +244,13 @@ class Directory:
 class Catalog:
     """All watched resources. `conveyor_kube.watch` keeps them up to date."""
 
-    def __init__(self) -> None:
-        self.directory = Directory()
+    def __init__(self, default_access: DefaultAccess = "Open") -> None:
+        self.directory = Directory(default_access)
         self.services = ServiceTable(self.directory)
         self.claims = ClaimSink(self.directory.names)
         self.slices = SliceTable()
+        self.keys = KeyTable()
+        self.issuer = Issuer()
 
     def subscribe(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
         """Call the functions with `namespace/name` after each later change of a service, or of its engines."""

@@ -23,6 +23,7 @@ from conveyor_gateway.pages.models import (
 )
 from conveyor_gateway.routing import Route
 from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_gateway.watching.view import View
 
 
 async def test_the_root_lists_a_listed_service_without_an_engine_and_its_path_lists_only_it(
@@ -85,13 +86,13 @@ async def test_a_gateway_of_one_team_lists_all(kubeconfig: Path, stack: Stack, h
 
 
 def list_models(directory: Directory, lists_all: bool = False) -> list[str]:
-    return [model["id"] for model in json.loads(b"".join(encode_model_list(directory, lists_all)))["data"]]
+    return [model["id"] for model in json.loads(b"".join(encode_model_list(View(directory), lists_all)))["data"]]
 
 
 def test_a_piece_of_the_list_has_few_models() -> None:
     adapters = tuple(f"a{number}" for number in range(16))
     directory = make_directory(*(make_known_service(f"team/s{number}", adapters=adapters) for number in range(100)))
-    pieces = list(encode_model_list(directory, lists_all=False))
+    pieces = list(encode_model_list(View(directory), lists_all=False))
     assert max(piece.count(b'"owned_by"') for piece in pieces) <= 100
     assert len(list_models(directory)) == 1_700
 
@@ -123,7 +124,7 @@ def test_adapters_are_listed_as_models_with_their_parent() -> None:
         qwen="a",
         hidden="b",
     )
-    listed = json.loads(b"".join(encode_model_list(directory, lists_all=False)))["data"]
+    listed = json.loads(b"".join(encode_model_list(View(directory), lists_all=False)))["data"]
     assert [(model["id"], model["parent"]) for model in listed] == [
         ("qwen", None),
         ("qwen:sql", "qwen"),
@@ -136,7 +137,7 @@ def test_adapters_are_listed_as_models_with_their_parent() -> None:
     assert [(model["id"], model["parent"]) for model in own] == [("qwen", None), ("qwen:sql", "qwen")]
 
     def find(model: str, service: str | None = None, lists_all: bool = False) -> Model:
-        return find_model_page(Route(EndpointKind.GET_MODEL, service, model=model), directory, lists_all)
+        return find_model_page(Route(EndpointKind.GET_MODEL, service, model=model), View(directory), lists_all)
 
     assert [find(model["id"]) for model in listed] == listed
     assert [find(model["id"], "b/two") for model in own] == own
@@ -151,7 +152,7 @@ def test_adapters_are_listed_as_models_with_their_parent() -> None:
 def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> None:
     keys = [f"a/s{number:03}" for number in range(300)]
     directory = make_directory(*map(make_known_service, keys))
-    pieces = encode_model_list(directory, lists_all=False)
+    pieces = encode_model_list(View(directory), lists_all=False)
     read = [next(pieces), next(pieces)]
     directory.remove(keys[50])
     directory.remove(keys[250])
@@ -172,7 +173,7 @@ async def test_clients_that_do_not_read_the_list_cost_the_same_however_many_serv
     for number in range(30_000):
         directory.put(make_known_service(f"a/{number:0200}"))
     listener = Listener(
-        lambda request: send_model_list(request, directory, lists_all=False), "127.0.0.1", 0, max_connections=8
+        lambda request: send_model_list(request, View(directory), lists_all=False), "127.0.0.1", 0, max_connections=8
     )
     await listener.open()
     try:
