@@ -43,12 +43,18 @@ def page() -> Iterator[str]:
 
 
 def _commands(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
-    """Return each command with its parser. The description is the help where a command has none."""
-    (action,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    """Return each command with its parser, and the commands of a command in its place.
+
+    The description is the help where a command has none.
+    """
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not found:
+        return []
+    (action,) = found
     short = {choice.dest: choice.help for choice in action._choices_actions}
     for name, command in action.choices.items():
         command.description = command.description or f"{(short[name] or '').capitalize()}."
-    return list(action.choices.items())
+    return [found for name, command in action.choices.items() for found in _commands(command) or [(name, command)]]
 
 
 def _section(command: argparse.ArgumentParser, arguments: list[argparse.Action]) -> str:

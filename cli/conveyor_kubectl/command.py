@@ -12,7 +12,7 @@ from typing import TextIO
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_kubectl import advising, families, rolling_back, tuning
+from conveyor_kubectl import advising, families, keys, rolling_back, tuning
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.rolling_back import find_lost
@@ -31,7 +31,7 @@ exit code is 1 if something is missing."""
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kubectl conveyor", description=__doc__, allow_abbrev=False)
     parser.description = (
-        "Explain, simulate and tune how Conveyor scales and batches. Check a cluster before installing."
+        "Explain, simulate and tune how Conveyor scales and batches. Manage keys. Check a cluster before installing."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     explaining = commands.add_parser(
@@ -65,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         default="-",
         help="manifests of the older release (default: standard input)",
     )
-    for command in (explaining, checking, tuned, advised, going_back):
+    keyed = commands.add_parser("key", help="create, list, rotate and revoke keys", description=keys.DESCRIPTION)
+    for command in (explaining, checking, tuned, advised, going_back, *keys.add_commands(keyed)):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
@@ -128,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _check(cluster)
             case "rollback-check":
                 return _check_rollback(cluster, flags)
+            case "key":
+                return keys.run(cluster, flags, _print)
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 # Fields of the spec without an effect here. A field that is not set is not listed.
 NO_EFFECT: Final = (
+    "access.serviceAccounts",
     "model.cache",
     "engine.image",
     "autoscaling.provider",

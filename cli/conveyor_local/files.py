@@ -1,4 +1,4 @@
-"""Reads the objects in files, folders and standard input, and checks the InferenceServices. Used by `command`."""
+"""Reads the objects in files, folders and standard input, and checks those of Conveyor. Used by `command`."""
 
 import json
 import re
@@ -11,6 +11,8 @@ from typing import Any, Final, TextIO
 import yaml
 
 from conveyor_api import names
+from conveyor_api.api_key import APIKey
+from conveyor_api.errors import InvalidResource
 from conveyor_local.errors import RunError
 from conveyor_local.refusals import describe_refusal
 
@@ -29,6 +31,7 @@ class Objects:
 
     services: dict[str, Object] = field(default_factory=dict)
     jobs: dict[str, Object] = field(default_factory=dict)
+    keys: dict[str, Object] = field(default_factory=dict)
     secrets: dict[str, Object] = field(default_factory=dict)
     config_maps: dict[str, Object] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
@@ -53,11 +56,18 @@ class Objects:
             known[key] = body
         if known is self.services and (refusal := describe_refusal(body)):
             raise RunError(f"{where}: {refusal}")
+        if known is self.keys:
+            try:
+                APIKey.parse(body)
+            except InvalidResource as error:
+                raise RunError(f"{where}: {names.API_KEY_KIND} {key}: {error}") from error
 
     def _choose(self, kind: str, version: str, body: Object) -> dict[str, Object] | None:
         match kind, version:
             case names.KIND, names.API_VERSION:
                 return self.services
+            case names.API_KEY_KIND, names.API_VERSION:
+                return self.keys
             case "Job", "batch/v1":
                 return self.jobs if _JOBS_PROGRAM in _find_command(body) else None
             case "Secret", "v1":

@@ -84,7 +84,7 @@ class Run:
         most = [each.spec.most_replicas if flags.autoscales else each.spec.first_replicas for each in specs]
         self._machine.engines = max(1, sum(most))
         self._jobs = [OfflineJob(key, body, around) for key, body in objects.jobs.items()]
-        self._source = LocalSource(specs, self._created_at)
+        self._source = LocalSource(specs, objects.keys.values(), self._created_at)
         self._started = asyncio.Event()
         self._report_plan(bodies, objects)
 

@@ -1,7 +1,7 @@
 """The gateway's source of objects without a cluster: this process puts them in. A `conveyor_gateway.sources.Source`.
 
 `service` puts in the InferenceService with its status, and an EndpointSlice for each ready engine, because each engine
-has a port of its own. This module claims the names, as the operator does.
+has a port of its own. The APIKeys are those of the files. This module claims the names, as the operator does.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -23,8 +23,9 @@ class LocalSource:
 
     states: Sequence[WatchState] = ()  # nothing has to be listed first
 
-    def __init__(self, services: Iterable[InferenceService], created_at: str) -> None:
+    def __init__(self, services: Iterable[InferenceService], keys: Iterable[Object], created_at: str) -> None:
         self._services = list(services)
+        self._keys = list(keys)
         self._created_at = created_at
         self._known: dict[str, Object] = {}
         self._catalog: Catalog | None = None
@@ -34,6 +35,8 @@ class LocalSource:
         self._catalog = catalog
         for body in self._known.values():
             catalog.services.put(body)
+        for body in self._keys:
+            catalog.keys.put(body)
         for number, (namespace, name) in enumerate(self._list_names()):
             catalog.claims.put(self._build_claim(number, namespace, name))
         yield

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tests.api.builders import build_full_body
 from tests.cli.local.running import build_service
+from tests.gateway.keys import make_api_key
 
 from conveyor_local.command import main
 from conveyor_local.effects import NO_EFFECT, list_without_effect
@@ -53,6 +54,14 @@ def test_secrets_config_maps_and_jobs_are_kept_and_others_are_named(tmp_path: Pa
     assert (list(objects.secrets), list(objects.config_maps)) == (["default/hub"], ["default/code"])
     assert list(objects.jobs) == ["default/night"]
     assert objects.skipped == ["Job default/other", "Service default/chat"]
+
+
+def test_keys_are_read_and_checked(tmp_path: Path) -> None:
+    key = make_api_key("default")
+    assert list(read_objects((write(tmp_path, build_service(), key),)).keys) == ["default/ci"]
+    wrong = make_api_key("default", services=["No Name"])
+    with pytest.raises(RunError, match=r"APIKey default/ci: spec.services\[0\]: must be the name of a service"):
+        read_objects((write(tmp_path, build_service(), wrong),))
 
 
 BAD_FILES = {
