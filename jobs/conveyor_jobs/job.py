@@ -15,6 +15,7 @@ from typing import Any, Final
 import aiohttp
 
 from conveyor_jobs.dispatcher import Dispatcher, JobRefused
+from conveyor_jobs.headers import Headers
 from conveyor_jobs.input_file import InputError, InputFile, InvalidInput, open_input
 from conveyor_jobs.outcome import COMPLETED, EXPIRED, FINAL, ExitCode, choose_exit_code
 from conveyor_jobs.results import (
@@ -29,7 +30,6 @@ from conveyor_jobs.results import (
 )
 from conveyor_jobs.sending import Sender
 from conveyor_jobs.settings import Settings
-from conveyor_protocol.request_headers import CLASS_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _run(settings: Settings) -> ExitCode:
             "event=started requests=%d done=%d input=%s sha256=%s output=%s",
             opened.num_requests, results.counts.done, opened.path, opened.sha256, settings.output,
         )  # fmt: skip
-        return asyncio.run(_Job(settings, opened, results, state).run(_build_headers(settings)))
+        return asyncio.run(_Job(settings, opened, results, state).run(Headers(settings)))
 
 
 def _begin(opened: InputFile) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class _Job:
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.settings, self.input_file, self.results)
 
-    async def run(self, headers: dict[str, str]) -> ExitCode:
+    async def run(self, headers: Headers) -> ExitCode:
         """Send what is left, until it is done, the window ends or the job must stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,10 +124,10 @@ class _Job:
         timeout = aiohttp.ClientTimeout(total=self.settings.answer_timeout_seconds, sock_connect=10.0)
         window = asyncio.timeout(max(0.0, self.state["expires_at"] - time.time()))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            background = [asyncio.create_task(each) for each in (self._report(), self._sync())]
+            background = [asyncio.create_task(each) for each in (self._report(), self._sync(), headers.follow())]
             try:
                 async with window:
-                    await self.dispatcher.send_all(Sender(session, self.settings.url, headers))
+                    await self.dispatcher.send_all(Sender(session, self.settings.url, headers.values))
             except TimeoutError:
                 if not window.expired():
                     raise
@@ -216,16 +216,3 @@ def _end(status: str, results: Results, num_requests: int, settings: Settings) -
         message = f"{counts.failed} of {num_requests} requests failed, more than --max-failed allows: see {ERRORS}"
         logger.error("event=failed message=%s", message)
     return code
-
-
-def _build_headers(settings: Settings) -> dict[str, str]:
-    """Return the headers of each request. Raises InputError for a file that has no key."""
-    headers = {"Content-Type": "application/json", "User-Agent": "conveyor-jobs"}
-    if settings.request_class:
-        headers[CLASS_HEADER] = settings.request_class
-    if settings.api_key_file is not None:
-        key = settings.api_key_file.read_bytes().strip()
-        if not key or not key.isascii() or not key.decode("ascii").isprintable():
-            raise InputError(f"{settings.api_key_file} must contain a key: one line of printable ASCII characters")
-        headers["Authorization"] = f"Bearer {key.decode('ascii')}"
-    return headers

@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends requests to one address, with the same headers."""
+    """Sends requests to one address, with the same headers, which may change meanwhile."""
 
     session: aiohttp.ClientSession
     base: str

@@ -87,7 +87,10 @@ class Settings:
     )
     grace_seconds: float = setting(20.0, "after SIGTERM: time for the requests in flight to end", seconds(3600))
     api_key_file: Path | None = setting(
-        None, "file with a key to send as `Authorization: Bearer`, for a proxy that checks keys", optional(PATH)
+        None,
+        "file with a key, or a token of the pod's ServiceAccount, to send as `Authorization: Bearer`. A new content is "
+        "used within seconds",
+        optional(PATH),
     )
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)

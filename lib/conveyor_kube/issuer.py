@@ -26,6 +26,7 @@ DISCOVERY_PATH: Final = "/.well-known/openid-configuration"
 KEYS_PATH: Final = "/openid/v1/jwks"
 _REFRESH_SECONDS: Final = 60.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
+_TYPES: Final = "application/json, application/jwk-set+json"
 _MAX_BYTES: Final = 256 << 10
 _UNREADABLE: Final = (TimeoutError, OSError, aiohttp.ClientError, ValueError, TypeError, LookupError, WatchFailed)
 
@@ -70,7 +71,7 @@ async def _read_keys(client: ApiClient) -> list[Json]:
 
 
 async def _read(client: ApiClient, path: str) -> Json:
-    async with open_page(client, path, {}, _TIMEOUT) as response:
+    async with open_page(client, path, {}, _TIMEOUT, _TYPES) as response:
         try:
             content = json.loads(await read_answer(response.content, _MAX_BYTES))
         except AnswerTooLong as error:

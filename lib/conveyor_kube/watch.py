@@ -34,6 +34,7 @@ from conveyor_kube.wanted_json import Event, Json, Named, Page, Status, decode, 
 
 logger = logging.getLogger(__name__)
 
+_JSON: Final = "application/json"
 # The API server accepts no object above 3 MiB, so a page stays below 32 MiB.
 _PAGE_ITEMS: Final = 10
 _MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
@@ -250,13 +251,14 @@ def _too_long() -> WatchFailed:
 
 @asynccontextmanager
 async def open_page(
-    client: ApiClient, path: str, query: Mapping[str, str], limits: aiohttp.ClientTimeout
+    client: ApiClient, path: str, query: Mapping[str, str], limits: aiohttp.ClientTimeout, accept: str = _JSON
 ) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Yield the response to a GET of one of the API server's pages. Raises WatchFailed for a status other than 200."""
     request = await client.param_serialize(
         "GET",
         path,
         query_params=list(query.items()),
-        header_params={"Accept": "application/json"},
+        header_params={"Accept": accept},
         auth_settings=["BearerToken"],
     )
     response: aiohttp.ClientResponse = (await client.call_api(*request, _request_timeout=limits)).response

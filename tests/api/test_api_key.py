@@ -9,6 +9,7 @@ from conveyor_api import names
 from conveyor_api.api_key import APIKey, build_key, find_key_namespace, hash_key
 from conveyor_api.errors import InvalidResource
 from e2e.cluster.api import Api, ApiError
+from e2e.cluster.definitions import install_definitions
 
 Json = dict[str, Any]
 SHA256 = "0123456789abcdef" * 4
@@ -25,10 +26,17 @@ def build(**spec: Any) -> Json:
     }
 
 
-def is_accepted(crd: Api, body: Json) -> bool:
+@pytest.fixture
+def keys(api: Api) -> Api:
+    """The API server, with the kind APIKey."""
+    install_definitions(api)
+    return api
+
+
+def is_accepted(api: Api, body: Json) -> bool:
     path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/default/{names.API_KEY_PLURAL}"
     try:
-        crd.create(f"{path}?fieldValidation=Strict&dryRun=All", body)
+        api.create(f"{path}?fieldValidation=Strict&dryRun=All", body)
     except ApiError:
         return False
     return True
@@ -45,8 +53,8 @@ def is_accepted(crd: Api, body: Json) -> bool:
     ],
     ids=str,
 )
-def test_api_server_and_parser_accept(crd: Api, body: Json) -> None:
-    assert is_accepted(crd, body)
+def test_api_server_and_parser_accept(keys: Api, body: Json) -> None:
+    assert is_accepted(keys, body)
     APIKey.parse(body)
 
 
@@ -76,9 +84,9 @@ def test_api_server_and_parser_accept(crd: Api, body: Json) -> None:
     ],
     ids=str,
 )
-def test_api_server_and_parser_refuse(crd: Api, spec: Json) -> None:
+def test_api_server_and_parser_refuse(keys: Api, spec: Json) -> None:
     body = build(**spec)
-    assert not is_accepted(crd, body)
+    assert not is_accepted(keys, body)
     with pytest.raises(InvalidResource):
         APIKey.parse(body)
 

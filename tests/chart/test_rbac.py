@@ -52,7 +52,7 @@ UNSEEN: dict[str, dict[Right, str]] = {
     }
 }
 # Granted to every account by Kubernetes itself, not by the chart.
-DISCOVERY = {"", "version", "api", "apis", "openapi"}
+DISCOVERY = {"", "version", "api", "apis", "openapi", "openid", ".well-known"}
 
 
 @pytest.fixture(scope="module")

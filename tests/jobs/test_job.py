@@ -319,6 +319,25 @@ async def test_class_and_key_are_sent(tmp_path: Path) -> None:
     assert "very-secret" not in log
 
 
+async def test_a_key_that_is_replaced_while_the_job_runs_is_sent(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", 2)
+    key, gate = tmp_path / "key", asyncio.Event()
+    key.write_text("first")
+
+    async def handle(body: Json) -> web.Response:
+        if not gate.is_set():
+            key.write_text("second")
+            await asyncio.sleep(2.5)
+            gate.set()
+        return answer_prompt(body)
+
+    flags = ("--api-key-file", str(key), "--max-concurrency", "1")
+    async with Service(handle).serving() as service:
+        code, log = await run_job(tmp_path, service.url, *flags)
+    assert code == 0, log
+    assert [headers["Authorization"] for headers in service.headers] == ["Bearer first", "Bearer second"]
+
+
 async def test_another_input_does_not_mix_with_the_results(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 3)
 
