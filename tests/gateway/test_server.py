@@ -361,7 +361,7 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
         status, text = gateway.admin("/readyz")
         assert (status, text.splitlines()) == (
             503,
-            [f"not synced: {plural}" for plural in ("inferenceservices", "endpointslices", "servednames")],
+            [f"not synced: {plural}" for plural in ("inferenceservices", "endpointslices", "servednames", "apikeys")],
         )
         assert gateway.admin("/healthz")[0] == 200
         assert gateway.admin("/demand")[0] == 503
