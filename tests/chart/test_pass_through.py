@@ -237,7 +237,7 @@ def test_a_spread_without_selector_is_about_the_part_s_own_pods(process: str) ->
 def test_common_labels_are_on_every_object_but_the_crds_and_on_every_pod() -> None:
     objects = render_json(commonLabels={"cost-center": "42"}, podMonitors={"create": True})
     crds = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
-    assert len(crds) == 2
+    assert len(crds) == 3
     assert not any("cost-center" in str(item["metadata"]) for item in crds)
     of_ours = [item for item in objects if item["kind"] != "CustomResourceDefinition"]
     pods = [item["spec"]["template"] for item in of_ours if item["kind"] == "Deployment"]

@@ -16,6 +16,7 @@ import os
 import sys
 from asyncio import Runner
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice, permutations
@@ -26,8 +27,10 @@ import aiohttp
 import uvloop
 from tests.commits import PRESENT, Checkout, checked_out
 from tests.gateway.cluster import own_address
+from tests.gateway.keys import make_api_key, make_key
 from tests.gateway.process import GatewayProcess
 
+from conveyor_api import names
 from conveyor_bench.gateway.command import (
     GATEWAY_CORE,
     LOAD_CORE,
@@ -39,7 +42,7 @@ from conveyor_bench.gateway.command import (
     send,
 )
 from conveyor_bench.processes import Child, cpu_seconds
-from e2e.cluster.api import wait_until
+from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 
 RATIO_BAR = 1.05
@@ -56,14 +59,14 @@ class Answers:
 
 
 async def measure(
-    urls: dict[str, str], gateways: dict[str, GatewayProcess], load: Load, rounds: int
+    urls: dict[str, str], gateways: dict[str, GatewayProcess], load: Load, rounds: int, headers: dict[str, str]
 ) -> dict[str, Answers]:
     """Send requests and streams to each URL for a slice, `rounds` times.
 
     Each order of the slices comes equally often, because a gateway is slower after a slice in which its core was idle.
     """
     answers = {name: Answers() for name in urls}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
         for url in urls.values():
             for _ in range(200):  # warm: connections, code
                 await send(session, url)
@@ -94,6 +97,17 @@ def knows_engine(gateway: GatewayProcess) -> bool:
     return gateway.metric("conveyor_gateway_engines", namespace="default", inference_service="qwen") == 1
 
 
+def create_keys(control_plane: ControlPlane, number: int) -> dict[str, str]:
+    """Create this many APIKeys. Returns the header with the key of the last one; nothing without keys."""
+    api = Api(control_plane.kubeconfig)
+    path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/default/{names.API_KEY_PLURAL}"
+    keys = [make_key("default", each) for each in range(number)]
+    with ThreadPoolExecutor(8) as pool:
+        bodies = (make_api_key("default", f"key-{each}", key) for each, key in enumerate(keys))
+        list(pool.map(partial(api.create, path), bodies))
+    return {"Authorization": f"Bearer {keys[-1]}"} if keys else {}
+
+
 def compare(answers: dict[str, Answers]) -> dict[str, Any]:
     """Return the figures of both gateways and their ratios: medians of the rounds, and quartiles."""
     now, other, direct = (answers[name] for name in (NOW, OTHER, DIRECT))
@@ -118,7 +132,7 @@ def compare_cpu(now: list[float], other: list[float]) -> dict[str, Any]:
     }
 
 
-def run(other: Checkout, load: Load, rounds: int) -> dict[str, Any]:
+def run(other: Checkout, load: Load, rounds: int, num_keys: int) -> dict[str, Any]:
     """Compare with the gateway of the checkout `other`."""
     address = own_address()
     with contextlib.ExitStack() as stack:
@@ -126,6 +140,7 @@ def run(other: Checkout, load: Load, rounds: int) -> dict[str, Any]:
         engine = stack.enter_context(Child("gateway.engine", address))
         port = int(engine.read_line())
         prepare(control_plane, address, port)
+        headers = create_keys(control_plane, num_keys)
         gateways = {}
         for name, checkout in ((NOW, PRESENT), (OTHER, other)):
             with checkout.active():
@@ -138,7 +153,7 @@ def run(other: Checkout, load: Load, rounds: int) -> dict[str, Any]:
         urls = {DIRECT: f"http://{address}:{port}/v1/completions"}
         urls |= {name: f"{gateway.url}/default/qwen/v1/completions" for name, gateway in gateways.items()}
         with Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return compare(runner.run(measure(urls, gateways, load, rounds)))
+            return compare(runner.run(measure(urls, gateways, load, rounds, headers)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -147,6 +162,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--requests-per-second", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a slice's requests")
+    parser.add_argument("--keys", type=int, default=0, help="APIKeys in the cluster; requests then have one of them")
     options = parser.parse_args(argv)
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")
@@ -154,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
         options.requests_per_second, options.seconds, streams=10, events=50, events_per_second=50, concurrency=0
     )
     with checked_out(options.against) as other:
-        result = run(other, load, options.rounds)
+        result = run(other, load, options.rounds, options.keys)
         name = f"at {other.name}"
     added = result["added_p50_ms"]
     print(f"added P50: {added[NOW]:.3f} ms, {name} {added[OTHER]:.3f} ms; load average {os.getloadavg()}")
