@@ -124,7 +124,7 @@ def uninstalled(chart_plane: AuditedControlPlane) -> Iterator[Uninstalled]:
 
 def test_uninstall_leaves_the_definition_and_what_people_made(uninstalled: Uninstalled) -> None:
     api = uninstalled.release.api
-    assert [item["kind"] for item in render() if exists(api, item)] == ["CustomResourceDefinition"] * 2
+    assert [item["kind"] for item in render() if exists(api, item)] == ["CustomResourceDefinition"] * 3
     assert api.reachable(uninstalled.service)
 
 
