@@ -9,7 +9,7 @@ from conveyor_api.base import ApiModel, Rule
 
 LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 EVERY: Final = "*"
-_ACCOUNT: Final = rf"^{LABEL}/([*]|[a-z0-9]([-.a-z0-9]{{0,251}}[a-z0-9])?)$"
+_ACCOUNT: Final = "^[a-z0-9-]+/([*]|[a-z0-9.-]+)$"
 
 AccessMode = Literal["Open", "Required"]
 Namespace = Annotated[str, Field(min_length=1, max_length=63)]
@@ -25,12 +25,12 @@ Account = Annotated[
 
 
 class Access(ApiModel):
-    """Who may use the service through the gateways."""
+    """Who may use the service."""
 
     mode: AccessMode | None = None
-    """Open: everyone. Required: callers with an APIKey or the token of a ServiceAccount. Default: the chart's
+    """Open: everyone. Required: callers with an APIKey or a ServiceAccount's token. Default: the chart's
     `gateway.access`."""
     service_accounts: Annotated[list[Account], Field(max_length=64)] = Field(default_factory=list)
-    """ServiceAccounts whose tokens are accepted, as NAMESPACE/NAME or NAMESPACE/*."""
+    """ServiceAccounts, as NAMESPACE/NAME or NAMESPACE/*."""
     key_namespaces: Annotated[list[Namespace], Field(max_length=64)] = Field(default_factory=list)
-    """Other namespaces whose APIKeys may name this service."""
+    """Other namespaces whose APIKeys may name it."""

@@ -71,7 +71,7 @@ class Drain(ApiModel):
 
     timeout: Annotated[Duration, between("0s", "1h")] = "2m"
     """Time for running requests to finish after the pod begins to terminate. Requests that run longer are cut off. Set
-    it to the longest response that must survive a scale-down or a rollout."""
+    it to the longest response that must survive."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -147,11 +147,11 @@ class InferenceServiceSpec(ApiModel):
     """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
     texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,
     Transcribe turns speech into text, ImageGenerate makes images from prompts, Custom computes tensors with your own
-    program or class. The engine rejects a task that contradicts the files."""
+    program or class."""
     listed: bool = False
-    """Whether `GET /v1/models` at the gateway's root lists this service. An unlisted service answers requests too."""
+    """Whether `GET /v1/models` at the gateway's root lists this service. Others answer requests too."""
     access: Access = Access()
-    """Who may use the service through the gateways."""
+    """Who may use the service."""
     runtime: Runtime = "Conveyor"
     """Program that runs the model. VLLM: the one in `engine.image`, with the same queue, autoscaling and rollouts."""
     engine: Engine = Engine()
@@ -162,16 +162,16 @@ class InferenceServiceSpec(ApiModel):
     """Memory for attention keys and values."""
     workload: Workload | None = None
     """Lengths of the requests, from which engines derive their sizes; default: sizes that fit every request. `kubectl
-    conveyor advise` shows the lengths that engines have seen."""
+    conveyor advise` shows them."""
     speculation: Speculation | None = None
     """Drafts of the next tokens of answers; default: none."""
     queue: Queue = Queue()
     """Limits of the queue in the gateways."""
     request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"
-    """Longest time from a request's arrival to its last byte. After it the client gets 504, or its stream ends."""
+    """Longest time from a request's arrival to its last byte. Then the client gets 504, or its stream ends."""
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """Number of engines; cannot be set together with `autoscaling`. Default: 1, or the last number of an autoscaler
-    that was removed. Set it if something else scales the service through `/scale`."""
+    that was removed. Set it if something else scales through `/scale`."""
     autoscaling: Autoscaling | None = None
     """Autoscaling by the length of the queue; cannot be set together with `replicas`."""
     rollout: Rollout = Rollout()
