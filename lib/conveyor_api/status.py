@@ -225,7 +225,7 @@ class InferenceServiceStatus(_StatusModel):
     """Pods that answer requests."""
     starting_replicas: Count | None = None
     """Pods that are expected to be ready soon: not ready, without a failure, and with a running container or younger
-    than `effective.scaleUpPeriod`. The autoscaler's metrics leave out the requests for which they have places."""
+    than `effective.scaleUpPeriod`."""
     starting_until: Time | None = None
     """When `startingReplicas` counts as 0, unless the operator has extended this time. It does so while pods start."""
     updated_replicas: Count | None = None
