@@ -33,4 +33,4 @@ class Access(ApiModel):
     service_accounts: Annotated[list[Account], Field(max_length=64)] = Field(default_factory=list)
     """ServiceAccounts, as NAMESPACE/NAME or NAMESPACE/*."""
     key_namespaces: Annotated[list[Namespace], Field(max_length=64)] = Field(default_factory=list)
-    """Other namespaces whose APIKeys may name it."""
+    """Other namespaces whose keys may name it."""

@@ -121,8 +121,8 @@ class Batching(ApiModel):
     step of ImageGenerate computes, twice as many with guidance."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
     """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
-    or if responses of different lengths wait for each other. Requests to generate images prefer others with the same
-    image size. A request whose window has passed joins the next batch with room, whatever its length. Off: only the
+    or if responses of different lengths wait for each other. Images are grouped by
+    size. A request whose window has passed joins the next batch with room, whatever its length. Off: only the
     order of the queue counts."""
     eager: bool = False
     """Whether an idle engine starts a batch at once with the waiting requests, without waiting for `window`; for modes
