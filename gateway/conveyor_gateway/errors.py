@@ -6,6 +6,7 @@ A client that leaves gets no response. Its request is cancelled (asyncio.Cancell
 `conveyor_process.settings.SettingsError` (an invalid flag or variable) is not sent to clients.
 """
 
+import math
 from typing import Any
 
 from conveyor_protocol.answer_codes import AnswerCode, find_error_form
@@ -99,6 +100,11 @@ class Code(AnswerCode):
         429,
         "the gateway has no room for so many requests of this namespace, service or client",
     )
+    RATE_LIMITED = (
+        "rate_limit_exceeded",
+        429,
+        "the key, its owner or its namespace has reached a limit of requests or tokens; the message says which",
+    )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug in the gateway; its log has the request's id"
     UNKNOWN_TRANSFER_CODING = (
@@ -185,3 +191,13 @@ class QueueFull(GatewayError):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": str(self._retry_after_seconds)}
+
+
+class RateLimited(GatewayError):
+    def __init__(self, message: str, retry_after_seconds: float, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message, Code.RATE_LIMITED)
+        self._headers = {"Retry-After": str(max(1, math.ceil(retry_after_seconds))), **(headers or {})}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._headers

@@ -33,6 +33,7 @@ from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
 from conveyor_gateway.listening.self_check import check_for_ever
+from conveyor_gateway.metering.meters import Meters
 from conveyor_gateway.proofs import Proofs
 from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
 from conveyor_gateway.recording.metrics import Metrics
@@ -95,6 +96,7 @@ class Server:
             self._engines,
             BodyReader(settings.max_request_bytes, settings.body_timeout_seconds),
             ledger,
+            Meters(settings.limits, lambda: queues.num_gateways),
             Recorder(metrics, catalog.directory),
             self._readiness,
             settings.heartbeat_seconds,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
+from conveyor_gateway.given_limits import GIVEN_LIMITS, GivenLimits
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_process.kinds import (
     HEADER,
@@ -106,6 +107,13 @@ class Settings:
         "with an APIKey or the token of a ServiceAccount, except where `access.mode` is Open. Enforced: the same, "
         "whatever `access.mode` is",
         literal(DefaultAccess),
+    )
+    limits: GivenLimits | None = setting(
+        None,
+        "limits of callers by namespace, and by owner as NAMESPACE/OWNER, over all gateways together, in addition to "
+        "those of each APIKey. `*` stands for each one that is not listed. The fields are those of `limits` in an "
+        "APIKey",
+        optional(GIVEN_LIMITS),
     )
     # A connection takes 0.1 MiB with the longest headers. A stream that its client does not read takes 0.25 MiB more.
     # All connections and max_held_bytes together fit in the 1 GiB that the chart allows.

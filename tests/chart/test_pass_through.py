@@ -99,6 +99,7 @@ OWN: dict[str, Json] = {
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "rootModels": "All",
         "access": "Required",
+        "limits": {"namespaces": {"*": {"tokensPerDay": 5_000_000}}},
         "drainTimeoutSeconds": 30,
         "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},

@@ -32,6 +32,7 @@ FULL = (
     "gateway.cors.allowedOrigins={https://chat.example.com,http://localhost:3000}",
     "gateway.rootModels=All",
     "gateway.access=Enforced",
+    "gateway.limits.namespaces.team-a.tokensPerDay=5000000",
     *(f"{process}.nodeSelector.disk=fast" for process in PROCESSES),
     *(f"{process}.priorityClassName=system-cluster-critical" for process in PROCESSES),
     *(f"{process}.tolerations[0].operator=Exists" for process in PROCESSES),

@@ -51,7 +51,7 @@ class Queues:
         self._engines = engines
         self._on_gone = on_gone
         self._on_class_gone = on_class_gone
-        self._num_gateways = 1
+        self.num_gateways = 1  # that share the limits
         self._queues: dict[str, ServiceQueue] = {}
         catalog.subscribe(self._on_service, self._on_engines)
 
@@ -66,8 +66,8 @@ class Queues:
 
     def set_num_gateways(self, count: int) -> None:
         """Set the number of gateways that share the limit. Requests that already wait are kept."""
-        before, self._num_gateways = self._num_gateways, max(1, count)
-        if self._num_gateways != before:
+        before, self.num_gateways = self.num_gateways, max(1, count)
+        if self.num_gateways != before:
             self._share_again(iter(list(self._queues)))
 
     def _share_again(self, keys: Iterator[str]) -> None:
@@ -85,7 +85,7 @@ class Queues:
                 gone.close(GatewayError("the service was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
-        share = max(1, service.max_queued_requests // self._num_gateways)
+        share = max(1, service.max_queued_requests // self.num_gateways)
         fills = service.window_seconds > 0
         limits = QueueLimits(
             share,
@@ -94,7 +94,7 @@ class Queues:
             0 if fills else service.place_limit - service.batch_size + max(1, service.batch_size // KEPT_PART),
             fills,
             service.classes,
-            self._num_gateways,
+            self.num_gateways,
         )
         self._log_unreachable(key, share)
         if key in self._queues:

@@ -41,6 +41,7 @@ _ENGINES_ANSWER: Final = (
     Code.BODY_TOO_SLOW,
     Code.REQUEST_TOO_LARGE,
     Code.QUEUE_FULL,
+    Code.RATE_LIMITED,
     Code.ENDS_ENGINES,
     Code.ENGINE_LOST,
     Code.ENGINE_BROKE,

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from conveyor_gateway.caller import Caller
+from conveyor_gateway.metering.meters import MeteredRequest
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.watching.catalog import Directory
 from conveyor_protocol.engine_pages import UsedTokens
@@ -34,6 +35,7 @@ class Record:
     has_name: bool = False  # `client` is a name: of `caller`, or one that a trusted proxy has given
     caller: Caller | None = None
     began: float = field(default_factory=time.monotonic)
+    metered: MeteredRequest | None = None  # None: no limit of requests or tokens
     service: str = ""
     request_class: str = ""  # empty without classes
     is_lowered: bool = False  # the client named a more urgent class than allowed
@@ -99,6 +101,8 @@ class Recorder:
             self._metrics.observe_class_wait(record.service, record.request_class, record.waited_seconds)
 
     def finish(self, record: Record) -> None:
+        if record.metered is not None:
+            record.metered.settle(record.usage)
         label = self._label(record)
         self._metrics.count_request(label, record.status)
         if record.reason != "-":

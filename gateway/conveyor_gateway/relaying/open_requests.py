@@ -90,6 +90,8 @@ class OpenRequests:
         first, because the tokens that it has generated count too.
         """
         record.end()
+        if record.metered is not None:
+            record.metered.leave()
         if not record.awaits_usage:
             self._parts.recorder.finish(record)
             return

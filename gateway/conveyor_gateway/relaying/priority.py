@@ -1,8 +1,8 @@
 """Finds the class of a request, and its order within the class. Pure.
 
 Called by `request_life` after the body has arrived. A client names a class with the header `X-Request-Class`, or with
-vLLM's `priority` in the body. The header takes precedence. Clients are not authenticated, so a class more urgent
-than `queue.maxClass` is lowered to it.
+vLLM's `priority` in the body. The header takes precedence. A class more urgent than `queue.maxClass`, or than the
+`maxClass` of the caller's key, is lowered to it.
 """
 
 import math
@@ -37,17 +37,19 @@ def choose_priority(
     fields: QueueFields,
     timeout_seconds: float,
     work: Work,
+    max_class: str = "",
 ) -> Priority:
     """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises GatewayError.
 
-    body: with the fields `fields`; empty if it is a form, whose fields have no effect on the order.
+    body: with the fields `fields`; empty if it is a form, whose fields have no effect on the order. max_class: the most
+    urgent class that the caller may have, if the service has a class of this name.
     """
     classes = service.classes
     if named_class is not None:
         named: QueueClass | None = _find_named(classes, named_class)
     else:
         named = _find_by_priority(service, fields.priority, body)
-    granted = classes.lower(named or classes.default)
+    granted = classes.lower(named or classes.default, classes.find_name(max_class))
     offset_seconds = 0.0
     if classes.is_shortest_first:
         offset_seconds = _delay_long(work.prompt_tokens + work.answer_tokens)

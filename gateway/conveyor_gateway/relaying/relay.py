@@ -26,6 +26,7 @@ _LAST_WORDS_SECONDS: Final = 1.0
 _SMALL_SECONDS: Final = 1 / 200
 _LARGE_SECONDS: Final = 1 / 2000
 _BURST_SECONDS: Final = 0.25
+_EVENT_END: Final = b"\n\n"
 
 
 class _Pace:
@@ -100,7 +101,7 @@ class Relay:
         await response.prepare(self.request)
 
     async def _pass_on(self, response: StreamResponse) -> None:
-        pace = _Pace()
+        pace, metered = _Pace(), self.record.metered
         async with asyncio.timeout_at(self.deadline + GRACE_SECONDS):
             if not response.prepared:
                 await self._send_headers(response)
@@ -110,6 +111,8 @@ class Relay:
                 if self.request.protocol.writing_paused:
                     await self.request.writer.drain()
                 self.record.sent_bytes += len(chunk)
+                if metered is not None:
+                    metered.count_tokens(chunk.count(_EVENT_END))
                 self._tail = chunk if len(chunk) >= 4 else (self._tail + chunk)[-4:]
                 await pace.wait(len(chunk))
                 chunk = await self.answer.read()

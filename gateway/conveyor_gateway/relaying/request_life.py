@@ -24,6 +24,7 @@ from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.held_request import HeldRequest
+from conveyor_gateway.metering.meters import Meters
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
 from conveyor_gateway.relaying.bodies import (
@@ -67,6 +68,7 @@ class SharedParts:
     engines: EngineSession
     bodies: BodyReader
     ledger: Ledger
+    meters: Meters
     recorder: Recorder
     readiness: Readiness
     heartbeat_seconds: float
@@ -101,6 +103,7 @@ class RequestLife:
         parts, arrived = self.parts, await self._read()
         service, engine_request = arrived.service, arrived.engine_request
         queue = parts.queues[service.key]
+        self.record.metered = parts.meters.enter(self.view.caller, arrived.work.prompt_tokens)
         ticket = self._admit(arrived, queue)
         try:
             attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record, parts.deaths)
@@ -127,7 +130,8 @@ class RequestLife:
         named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
         fields, json_body = (NO_FIELDS, b"") if has_form else (read_queue_fields(body), body)
         work = estimate_work(service, body, fields, self.route.may_stream)
-        priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work)
+        max_class = self.view.caller.max_class if self.view.caller is not None else ""
+        priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work, max_class)
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         hold.note_arrived(service.namespace, service.key, len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
@@ -207,6 +211,8 @@ class RequestLife:
         record = self.record
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
+        if record.metered is not None:
+            answer.headers.update(record.metered.write_headers())
         keep_alive = not self.parts.readiness.draining
         relay = Relay(self.request, answer, record, ticket.deadline, self.held, keep_alive)
         try:

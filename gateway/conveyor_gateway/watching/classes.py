@@ -47,9 +47,9 @@ class QueueClasses:
         """Return the class with the nearest level at or above `priority`, or the least urgent class."""
         return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
 
-    def lower(self, chosen: QueueClass) -> QueueClass:
-        """Return `chosen`, or `best` if `chosen` is more urgent than a client may have."""
-        return max(chosen, self.best, key=lambda each: each.level)
+    def lower(self, chosen: QueueClass, best: QueueClass | None) -> QueueClass:
+        """Return `chosen`, or a less urgent class: the one that clients may have, or `best`, the caller's own limit."""
+        return max(chosen, self.best, best or chosen, key=lambda each: each.level)
 
 
 WITHOUT_CLASSES = QueueClasses()

@@ -1,0 +1,1 @@
+"""Limits of requests and tokens for callers, and the counts of what each caller has used."""

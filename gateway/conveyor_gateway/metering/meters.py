@@ -1,0 +1,184 @@
+"""Limits what callers use: requests and tokens in a minute, tokens in a day, and requests at a time.
+
+Built by `server`; `relaying` asks for each request. A caller's request counts for up to three subjects: its key, the
+key's owner and its namespace, each with limits of its own. A prompt counts before it is sent, with an estimate of its
+tokens; an answer counts as it is streamed; and the engine's report corrects both at the end. Each gateway allows an
+equal share of each limit, at least one request.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from conveyor_gateway.caller import Caller, Limits
+from conveyor_gateway.errors import RateLimited
+from conveyor_gateway.given_limits import GivenLimits
+from conveyor_gateway.metering.bucket import Bucket, write_wait
+from conveyor_protocol.engine_pages import UsedTokens
+
+MAX_METERS: Final = 20_000  # the one that was used longest ago is dropped
+_DAY_SECONDS: Final = 86_400
+
+
+@dataclass(slots=True, eq=False)
+class _Meter:
+    """What one subject has left. `allowance`: the part of the day's tokens that this process may give it."""
+
+    requests: Bucket
+    tokens: Bucket
+    day: int
+    allowance: float
+    day_tokens: float = 0.0
+    num_open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Metered:
+    """A subject of one request with its share of the limits; None: no limit."""
+
+    subject: str  # for messages
+    meter: _Meter
+    requests: int | None
+    tokens: int | None
+    day_tokens: int | None
+    at_a_time: int | None
+
+
+class Meters:
+    """The meters of all subjects with limits. `count_gateways` returns how many gateways share the limits."""
+
+    def __init__(
+        self,
+        given: GivenLimits | None,
+        count_gateways: Callable[[], int],
+        now: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        self._given = given or GivenLimits()
+        self._count_gateways = count_gateways
+        self._now = now
+        self._unix = unix
+        self._meters: OrderedDict[str, _Meter] = OrderedDict()
+
+    def enter(self, caller: Caller | None, prompt_tokens: float) -> "MeteredRequest | None":
+        """Count a request. Return None if no limit is set for its caller. Raises RateLimited."""
+        if caller is None:
+            return None
+        limited = self._given.find(caller)
+        if caller.limits is not None:
+            limited = [(f"the key {caller.name}", caller.limits), *limited]
+        if not limited:
+            return None
+        now, unix = self._now(), self._unix()
+        subjects = [self._find(subject, limits, now, unix) for subject, limits in limited]
+        for each in subjects:
+            _check(each, prompt_tokens, now, unix)
+        return MeteredRequest(subjects, prompt_tokens, self._now)
+
+    def _find(self, subject: str, limits: Limits, now: float, unix: float) -> _Metered:
+        num_gateways = self._count_gateways()
+
+        def share(limit: int | None) -> int | None:
+            return None if limit is None else max(1, limit // num_gateways)
+
+        requests, tokens, day_tokens = map(
+            share, (limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day)
+        )
+        day, of_day = divmod(unix, _DAY_SECONDS)
+        meter = self._meters.get(subject)
+        if meter is None:
+            # What an earlier process gave is not known, so this one gives no more than the rest of the day's part.
+            allowance = 1 - of_day / _DAY_SECONDS
+            meter = _Meter(Bucket(requests or 0, now), Bucket(tokens or 0, now), int(day), allowance)
+            self._meters[subject] = meter
+            if len(self._meters) > MAX_METERS:
+                self._meters.popitem(last=False)
+        else:
+            self._meters.move_to_end(subject)
+            if meter.day != day:
+                meter.day, meter.allowance, meter.day_tokens = int(day), 1.0, 0.0
+        return _Metered(subject, meter, requests, tokens, day_tokens, share(limits.concurrent_requests))
+
+
+def _check(each: _Metered, prompt_tokens: float, now: float, unix: float) -> None:
+    """Raise RateLimited if a limit is reached."""
+    meter = each.meter
+    if each.at_a_time is not None and meter.num_open >= each.at_a_time:
+        raise RateLimited(f"{each.subject} has {each.at_a_time} requests at a time, its limit at this gateway", 1.0)
+    if each.requests is not None and meter.requests.find_left(each.requests, now) < 1:
+        wait = meter.requests.find_wait_seconds(1, each.requests)
+        message = f"{each.subject} may send {each.requests} requests in a minute to this gateway"
+        raise RateLimited(message, wait, _write_headers(each, now))
+    if each.tokens is not None:
+        needed = min(prompt_tokens, each.tokens)  # a longer prompt needs a full bucket
+        if meter.tokens.find_left(each.tokens, now) < max(1, needed):
+            wait = meter.tokens.find_wait_seconds(max(1, needed), each.tokens)
+            message = f"{each.subject} may use {each.tokens} tokens in a minute at this gateway"
+            raise RateLimited(message, wait, _write_headers(each, now))
+    if each.day_tokens is not None and meter.day_tokens >= each.day_tokens * meter.allowance:
+        message = f"{each.subject} has used its {each.day_tokens} tokens of this day (UTC) at this gateway"
+        raise RateLimited(message, _DAY_SECONDS - unix % _DAY_SECONDS)
+
+
+def _write_headers(each: _Metered, now: float) -> dict[str, str]:
+    """Return OpenAI's headers for the limits of a minute."""
+    headers = {}
+    for name, limit, bucket in (
+        ("requests", each.requests, each.meter.requests),
+        ("tokens", each.tokens, each.meter.tokens),
+    ):
+        if limit is not None:
+            left = bucket.find_left(limit, now)
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(left)))
+            headers[f"x-ratelimit-reset-{name}"] = write_wait(bucket.find_wait_seconds(limit, limit))
+    return headers
+
+
+class MeteredRequest:
+    """One request that counts. Call `leave` at its end, and `settle` once its tokens are known."""
+
+    __slots__ = ("_counted_tokens", "_now", "_subjects")
+
+    def __init__(self, subjects: list[_Metered], prompt_tokens: float, now: Callable[[], float]) -> None:
+        self._subjects = subjects
+        self._now = now
+        self._counted_tokens = 0.0
+        for each in subjects:
+            each.meter.requests.take(1)
+            each.meter.num_open += 1
+        self.count_tokens(prompt_tokens)
+
+    def count_tokens(self, num_tokens: float) -> None:
+        """Count tokens of the answer as they are streamed."""
+        self._counted_tokens += num_tokens
+        for each in self._subjects:
+            each.meter.tokens.take(num_tokens)
+            each.meter.day_tokens += num_tokens
+
+    def write_headers(self) -> dict[str, str]:
+        """Return OpenAI's headers for the subject with the smallest part of its limits left."""
+        now = self._now()
+        return min((_write_headers(each, now) for each in self._subjects), key=_find_part)
+
+    def leave(self) -> None:
+        """Record that the request has ended."""
+        for each in self._subjects:
+            each.meter.num_open -= 1
+
+    def settle(self, usage: UsedTokens | None) -> None:
+        """Correct the counts. usage: what the engine reports; without it, the counts stay."""
+        if usage is not None:
+            self.count_tokens(usage.prompt_tokens + usage.completion_tokens - self._counted_tokens)
+
+
+def _find_part(headers: dict[str, str]) -> float:
+    """Return the smallest part that is left of a limit; 1 without limits of a minute."""
+    parts = (
+        int(headers[f"x-ratelimit-remaining-{name}"]) / int(headers[f"x-ratelimit-limit-{name}"])
+        for name in ("requests", "tokens")
+        if f"x-ratelimit-limit-{name}" in headers
+    )
+    return min(parts, default=1.0)

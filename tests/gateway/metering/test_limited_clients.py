@@ -1,0 +1,102 @@
+"""Tests that clients with keys are limited over HTTP, and that OpenAI's client waits as long as it is told."""
+
+import asyncio
+import json
+import time
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from tests.gateway.engine_servers import EVENT_STREAM, answering
+from tests.gateway.local import local_gateway, make_key
+
+ANSWER = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "chat",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}],
+    "usage": {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50},
+}
+USAGE = {"prompt_tokens": 30, "cached_tokens": 0, "completion_tokens": 20}
+answer = answering(web.json_response, data=ANSWER, headers={"X-Engine-Usage": json.dumps(USAGE)})
+MESSAGES = [{"role": "user", "content": "Is it so?"}]
+
+
+async def test_openais_client_waits_as_long_as_it_is_told_and_then_succeeds() -> None:
+    key, resource = make_key("team/ann", limits={"requestsPerMinute": 60, "concurrentRequests": 10})
+    async with local_gateway(answer, resource) as gateway:
+        client = openai.AsyncOpenAI(base_url=gateway.url, api_key=key, max_retries=2)
+        call = client.chat.completions.with_raw_response.create
+        answers = await asyncio.gather(*(call(model="chat", messages=MESSAGES) for _ in range(5)))
+        assert min(int(each.headers["x-ratelimit-remaining-requests"]) for each in answers) == 55
+        impatient = client.with_options(max_retries=0).chat.completions
+        with pytest.raises(openai.RateLimitError) as caught:
+            while True:
+                await impatient.create(model="chat", messages=MESSAGES)
+        assert caught.value.code == "rate_limit_exceeded"
+        assert caught.value.response.headers["retry-after"] == "1"
+        began = time.monotonic()
+        assert (await call(model="chat", messages=MESSAGES)).parse().choices[0].message.content == "yes"
+        assert 0.3 < time.monotonic() - began < 5
+
+
+async def test_tokens_are_those_that_the_engine_reports_and_the_headers_say_what_is_left() -> None:
+    key, resource = make_key("team/ann", limits={"tokensPerMinute": 100})
+    async with local_gateway(answer, resource) as gateway, aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        statuses, left = [], []
+        for _ in range(3):
+            async with http.post(f"{gateway.url}/chat/completions", json={"messages": MESSAGES}, headers=headers) as got:
+                statuses.append(got.status)
+                left.append(int(got.headers["x-ratelimit-remaining-tokens"]))
+        assert statuses == [200, 200, 429]
+        assert left[0] > 70
+        assert left[1] < 50
+        async with http.post(f"{gateway.url}/chat/completions", json={"messages": MESSAGES}) as got:
+            assert got.status == 200, "callers without a key have no limits here"
+            assert not [name for name in got.headers if name.lower().startswith("x-ratelimit")]
+
+
+async def test_a_stream_counts_while_it_runs_and_its_place_among_those_at_a_time_is_free_at_its_end() -> None:
+    go_on = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=EVENT_STREAM)
+        await response.prepare(request)
+        for number in range(40):
+            await response.write(b'data: {"n": %d}\n\n' % number)
+        await go_on.wait()
+        await response.write_eof()
+        return response
+
+    key, resource = make_key("team/ann", limits={"tokensPerMinute": 100, "concurrentRequests": 1})
+    async with local_gateway(stream, resource) as gateway, aiohttp.ClientSession() as http:
+        url, headers = f"{gateway.url}/chat/completions", {"x-api-key": key}
+        body = {"messages": MESSAGES, "stream": True}
+        async with http.post(url, json=body, headers=headers) as running:
+            await running.content.readexactly(40 * 15)
+            async with http.post(url, json=body, headers=headers) as refused:
+                assert refused.status == 429
+                assert "requests at a time" in (await refused.json())["error"]["message"]
+            go_on.set()
+            await running.read()
+        async with http.post(url, json=body, headers=headers) as second:
+            assert (second.status, int(second.headers["x-ratelimit-remaining-tokens"]) < 40) == (200, True)
+
+
+async def test_a_keys_max_class_lowers_a_more_urgent_class() -> None:
+    key, resource = make_key("team/ann", maxClass="batch")
+    classes = [{"name": "chat", "level": 0}, {"name": "batch", "level": 5}]
+    seen = []
+
+    async def note_level(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["X-Request-Level"])
+        return web.json_response(ANSWER)
+
+    async with local_gateway(note_level, resource, queue={"classes": classes}) as gateway:
+        async with aiohttp.ClientSession(headers={"X-Request-Class": "chat"}) as http:
+            for headers in ({"x-api-key": key}, {}):
+                await http.post(f"{gateway.url}/chat/completions", json={"messages": MESSAGES}, headers=headers)
+    assert seen == ["5", "0"]
