@@ -12,7 +12,7 @@ from typing import TextIO
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_kubectl import advising, families, keys, rolling_back, tuning
+from conveyor_kubectl import advising, families, keys, rolling_back, tuning, usage
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.rolling_back import find_lost
@@ -65,8 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
         default="-",
         help="manifests of the older release (default: standard input)",
     )
+    used = commands.add_parser("usage", help="show what callers have used", description=usage.DESCRIPTION)
+    usage.add_arguments(used)
     keyed = commands.add_parser("key", help="create, list, rotate and revoke keys", description=keys.DESCRIPTION)
-    for command in (explaining, checking, tuned, advised, going_back, *keys.add_commands(keyed)):
+    for command in (explaining, checking, tuned, advised, going_back, used, *keys.add_commands(keyed)):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
@@ -131,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _check_rollback(cluster, flags)
             case "key":
                 return keys.run(cluster, flags, _print)
+            case "usage":
+                return usage.show(cluster, flags, _print)
             case "tune":
                 return tuning.tune(cluster, flags, _print)
             case "advise":

@@ -38,6 +38,7 @@ from conveyor_gateway.proofs import Proofs
 from conveyor_gateway.recording.gauges import ServiceGauges, StateCollector
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.record import Recorder
+from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.relaying.bodies import BodyReader
 from conveyor_gateway.relaying.deaths import Deaths
 from conveyor_gateway.relaying.open_requests import OpenRequests
@@ -90,6 +91,7 @@ class Server:
         )
         metrics.gauges = ServiceGauges(queues)
         metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
+        book = UsageBook()
         parts = SharedParts(
             catalog.directory,
             queues,
@@ -97,7 +99,7 @@ class Server:
             BodyReader(settings.max_request_bytes, settings.body_timeout_seconds),
             ledger,
             Meters(settings.limits, lambda: queues.num_gateways),
-            Recorder(metrics, catalog.directory),
+            Recorder(metrics, catalog.directory, book),
             self._readiness,
             settings.heartbeat_seconds,
             Deaths(),
@@ -105,7 +107,7 @@ class Server:
         self._open_requests = OpenRequests(parts)
         self._certificate = ServingCertificate(Path(settings.tls_folder)) if settings.tls_folder else None
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
-        admin = AdminApp(catalog, queues, self._readiness, metrics, ledger, self._tls)
+        admin = AdminApp(catalog, queues, self._readiness, metrics, book, ledger, self._tls)
         self._admin = Listener(
             admin.handle, settings.admin_host or settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS
         )

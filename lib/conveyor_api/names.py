@@ -38,6 +38,7 @@ GATEWAY_SERVICE: Final = "conveyor-gateway"
 GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
 METRICS_SERVICE: Final = "conveyor-metrics"
 METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
+USAGE_NAME: Final = "conveyor-usage"  # ConfigMap with what callers have used
 OPERATOR_LEASE: Final = "conveyor-operator"  # the operator that holds it reconciles
 METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns the APIServices
 
@@ -64,6 +65,7 @@ DEMAND_PATH: Final = "/demand"
 ACTIVITY_PATH: Final = "/activity"
 START_PATH: Final = "/start"
 ADAPTERS_PAGE: Final = "/adapters"
+USAGE_PAGE: Final = "/usage"
 
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"

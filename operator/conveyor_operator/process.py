@@ -37,6 +37,7 @@ from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
 from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
+from conveyor_operator.usage.keeper import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Operator:
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
+        self.usage = UsageKeeper(cluster, settings.system_namespace, lambda: self.activity.gateways)
         self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
         self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
@@ -190,6 +192,7 @@ class Operator:
             running = [
                 self.activity.run(),
                 self.warm_ups.run(),
+                self.usage.run(),
                 self.adapter_states.run(),
                 self.served_names.run(self._wait_for_services),
             ]

@@ -1,4 +1,4 @@
-"""Serves the admin port: probes, metrics, demand, activity, starts and adapters. `listener` calls `AdminApp.handle`."""
+"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage. Called by `listener`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -12,6 +12,7 @@ from conveyor_api.names import (
     PROMETHEUS_PATH,
     READINESS_PATH,
     START_PATH,
+    USAGE_PAGE,
 )
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
@@ -23,6 +24,7 @@ from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.responses import build_error, build_json, find_request_id, send_pieces
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
@@ -37,6 +39,7 @@ class AdminApp:
         queues: Queues,
         readiness: Readiness,
         metrics: Metrics,
+        book: UsageBook,
         ledger: Ledger,
         tls: EngineTls | None,
     ) -> None:
@@ -46,11 +49,13 @@ class AdminApp:
         self._queues = queues
         self._readiness = readiness
         self._metrics = metrics
+        self._book = book
         self._pages: Mapping[str, Callable[[BaseRequest], Awaitable[StreamResponse]]] = {
             DEMAND_PATH: self._send_demand,
             ACTIVITY_PATH: self._send_activity,
             START_PATH: self._send_start,
             ADAPTERS_PAGE: self._send_adapters,
+            USAGE_PAGE: self._send_usage,
             PROMETHEUS_PATH: self._send_metrics,
             GATEWAY_HEALTH_PATH: self._send_probe,
             READINESS_PATH: self._send_probe,
@@ -91,6 +96,9 @@ class AdminApp:
         service = request.query.get("service", "")
         page = await read_adapters(self._catalog, self._ledger, service, self._tls)
         return build_json(page, find_request_id(request))
+
+    async def _send_usage(self, request: BaseRequest) -> Response:
+        return build_json(self._book.build_page(), find_request_id(request))
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

@@ -2,8 +2,8 @@
 
 `record` and `listening` count them. `gauges` reads the state of queues at scrape time. The page is written in pieces,
 so that other requests are served in between. Labels name only known
-services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only trusted
-proxies can, by the names that they give to clients, up to MAX_NAMED.
+services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only keys and
+trusted proxies can, by the names of clients, up to MAX_NAMED.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from conveyor_gateway.recording.series import Counter, Counters, Family, Histogr
 from conveyor_protocol.engine_pages import UsedTokens
 
 _SERVICE = ("namespace", "inference_service")
-# The limit of pairs of a client and a service with series of their own. Further clients are counted as OTHER_CLIENTS.
+# The limit of combinations of client, service and class with series of their own. Further clients are counted as
+# OTHER_CLIENTS.
 MAX_NAMED: Final = 1_000
 OTHER_CLIENTS: Final = "other"
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -46,7 +47,7 @@ class Metrics:
         self._families: list[Family[Counter] | Family[Histogram]] = []
         # The label values of each service's series, so that its end costs nothing for other services.
         self._labels: dict[str, set[tuple[Family[Counter] | Family[Histogram], tuple[str, ...]]]] = {}
-        self._named: dict[str, set[str]] = {}  # clients with series of their own, by service
+        self._named: dict[str, set[tuple[str, str]]] = {}  # clients and classes with series of their own, by service
         self._num_named = 0
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
@@ -80,11 +81,18 @@ class Metrics:
         self._uncounted = self._counter(
             "uncounted_requests", "Requests whose engine reported no tokens: it has another runtime, or has ended."
         )
+        of_client = "client", "request_class"
+        self._client_requests = self._counter(
+            "client_requests", "Requests that engines processed, by the client's key or name.", *of_client
+        )
         self._client_prompt_tokens = self._counter(
-            "client_prompt_tokens", "Tokens of prompts, by the client that a trusted proxy named.", "client"
+            "client_prompt_tokens", "Tokens of prompts, by the client's key or name.", *of_client
+        )
+        self._client_cached_tokens = self._counter(
+            "client_cached_prompt_tokens", "Cached tokens of prompts, by the client's key or name.", *of_client
         )
         self._client_generation_tokens = self._counter(
-            "client_generation_tokens", "Tokens generated, by the client that a trusted proxy named.", "client"
+            "client_generation_tokens", "Tokens generated, by the client's key or name.", *of_client
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -142,17 +150,21 @@ class Metrics:
         series.cached_tokens.inc(usage.cached_tokens)
         series.generation_tokens.inc(usage.completion_tokens)
 
-    def count_used_by_client(self, service: str, client: str, usage: UsedTokens) -> None:
-        """Count the tokens of a request of a client that a trusted proxy has named."""
+    def count_used_by_client(self, service: str, client: str, request_class: str, usage: UsedTokens | None) -> None:
+        """Count a request of a client with a key, or with a name that a trusted proxy has given."""
         named = self._named.setdefault(service, set())
-        if client not in named:
+        if (client, request_class) not in named:
             if self._num_named < MAX_NAMED:
-                named.add(client)
+                named.add((client, request_class))
                 self._num_named += 1
             else:
-                client = OTHER_CLIENTS
-        self._find(self._client_prompt_tokens, service, client).inc(usage.prompt_tokens)
-        self._find(self._client_generation_tokens, service, client).inc(usage.completion_tokens)
+                client, request_class = OTHER_CLIENTS, ""
+        labels = service, client, request_class
+        self._find(self._client_requests, *labels).inc()
+        if usage is not None:
+            self._find(self._client_prompt_tokens, *labels).inc(usage.prompt_tokens)
+            self._find(self._client_cached_tokens, *labels).inc(usage.cached_tokens)
+            self._find(self._client_generation_tokens, *labels).inc(usage.completion_tokens)
 
     def _find_series(self, service: str) -> _ServiceSeries:
         found = self._series.get(service)

@@ -15,6 +15,7 @@ import msgspec
 from conveyor_gateway.caller import Caller
 from conveyor_gateway.metering.meters import MeteredRequest
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.watching.catalog import Directory
 from conveyor_protocol.engine_pages import UsedTokens
 
@@ -82,8 +83,9 @@ class Record:
 class Recorder:
     """Writes the log lines and metrics. Services that are not in `directory` any more are counted without a name."""
 
-    def __init__(self, metrics: Metrics, directory: Directory) -> None:
+    def __init__(self, metrics: Metrics, directory: Directory, book: UsageBook) -> None:
         self._metrics = metrics
+        self._book = book
         self._directory = directory
 
     def retry(self, record: Record, reason: str, error: Exception) -> None:
@@ -111,8 +113,10 @@ class Recorder:
             self._metrics.count_lowered(label)
         if record.engine != "-":
             self._metrics.count_used(label, record.engine_seconds, record.usage)
-            if record.has_name and record.usage is not None:
-                self._metrics.count_used_by_client(label, record.client, record.usage)
+            caller = record.client if record.has_name else ""
+            self._book.count(label, caller, record.request_class, record.usage)
+            if record.has_name:
+                self._metrics.count_used_by_client(label, record.client, record.request_class, record.usage)
         logger.info(
             "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
             "wait_seconds=%.4f first_byte_seconds=%.4f engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%d "

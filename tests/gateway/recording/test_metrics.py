@@ -53,8 +53,8 @@ def read_clients(metrics: Metrics, name: str) -> dict[str, float]:
 def test_tokens_of_named_clients_have_a_limited_number_of_series() -> None:
     metrics = Metrics()
     for number in range(MAX_NAMED + 5):
-        metrics.count_used_by_client("team/qwen", f"client-{number}", UsedTokens(3, 0, 2))
-    metrics.count_used_by_client("team/qwen", "client-0", UsedTokens(1, 0, 1))
+        metrics.count_used_by_client("team/qwen", f"client-{number}", "", UsedTokens(3, 0, 2))
+    metrics.count_used_by_client("team/qwen", "client-0", "", UsedTokens(1, 0, 1))
     prompts = read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total")
     answers = read_clients(metrics, "conveyor_gateway_client_generation_tokens_total")
     assert len(prompts) == len(answers) == MAX_NAMED + 1
@@ -62,7 +62,7 @@ def test_tokens_of_named_clients_have_a_limited_number_of_series() -> None:
     assert (answers["client-0"], answers[OTHER_CLIENTS]) == (3, 10)
     metrics.drop_service("team/qwen")
     assert read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total") == {}
-    metrics.count_used_by_client("team/other", "client-0", UsedTokens(1, 0, 1))
+    metrics.count_used_by_client("team/other", "client-0", "", UsedTokens(1, 0, 1))
     assert read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total") == {"client-0": 1}
 
 

@@ -1,0 +1,116 @@
+"""`kubectl conveyor usage`: prints what callers have used, from the operator's ConfigMap. For `command`."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from conveyor_api import names
+from conveyor_insight.facts import Unanswered
+from conveyor_insight.tables import build_table
+from conveyor_kubectl.cluster import Cluster
+from conveyor_operator.kinds import CONFIG_MAP
+from conveyor_protocol.pages import UsageRow
+
+DESCRIPTION: Final = """Show the requests, tokens and engine seconds of keys, services, namespaces or classes. The days
+are those of UTC, today included. The operator keeps 31 days, and reads the gateways every 15 seconds."""
+_DECODER: Final = msgspec.json.Decoder(dict[str, list[UsageRow]])
+_DAYS: Final = re.compile("([1-9][0-9]?)d")
+_NO_KEY: Final = "(no key)"
+_ACCOUNT: Final = "system:serviceaccount:"
+
+Print = Callable[..., None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by", choices=sorted(_NAMES), default="key", help="what a row stands for (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--since", type=_parse_days, metavar="DAYS", default="1d", help="number of days such as 7d (default: today)"
+    )
+    parser.add_argument(
+        "--system-namespace", metavar="NAME", default=names.SYSTEM_NAMESPACE,
+        help="namespace of the release (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", choices=["text", "json"], default="text", help="format (default: %(default)s)"
+    )
+
+
+def _parse_days(text: str) -> int:
+    if (match := _DAYS.fullmatch(text)) is None:
+        raise argparse.ArgumentTypeError("must be a number of days such as 7d")
+    return int(match[1])
+
+
+def show(cluster: Cluster, flags: argparse.Namespace, print_text: Print) -> int:
+    """Print the usage. Raises Unanswered."""
+    found = cluster.find(CONFIG_MAP.path(flags.system_namespace, names.USAGE_NAME))
+    if found is None:
+        raise Unanswered(
+            f"there is no ConfigMap {names.USAGE_NAME} in {flags.system_namespace}: no gateway has reported usage yet, "
+            "or the release is in another namespace (--system-namespace)"
+        )
+    first = datetime.now(UTC).date() - timedelta(days=flags.since - 1)
+    totals = sum_usage(read_rows(found.get("data") or {}, first), flags.by)
+    if flags.output == "json":
+        print_text(json.dumps(totals, indent=2))
+        return 0
+    head = (flags.by.upper(), "REQUESTS", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "ENGINE SECONDS")
+    rows = [_build_row(name, each) for name, each in totals.items()]
+    print_text(build_table([head, *rows]))
+    return 0
+
+
+def _build_row(name: str, total: dict[str, Any]) -> tuple[str, ...]:
+    return name, *(str(total[field]) for field in _COUNTS), f"{total['engineSeconds']:.1f}"
+
+
+def read_rows(data: dict[str, str], first: date) -> Iterable[UsageRow]:
+    """Yield the rows of the days from `first` on. Raises Unanswered."""
+    for day, text in data.items():
+        try:
+            if date.fromisoformat(day) >= first:
+                for rows in _DECODER.decode(text).values():
+                    yield from rows
+        except (ValueError, msgspec.DecodeError) as error:
+            raise Unanswered(f"the ConfigMap {names.USAGE_NAME} has a day that cannot be read: {day[:20]}") from error
+
+
+def sum_usage(rows: Iterable[UsageRow], by: str) -> dict[str, dict[str, Any]]:
+    """Return the sums by name, those with most tokens first."""
+    totals: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        total = totals.setdefault(_NAMES[by](row), {**dict.fromkeys(_COUNTS, 0), "engineSeconds": 0.0})
+        for field, read in _COUNTS.items():
+            total[field] += read(row)
+        total["engineSeconds"] += row.engine_ms / 1000
+    ordered = sorted(totals, key=lambda name: totals[name]["promptTokens"] + totals[name]["outputTokens"], reverse=True)
+    return {name: totals[name] for name in ordered}
+
+
+def _find_namespace(row: UsageRow) -> str:
+    """Return the namespace of the caller; that of the service for callers without one."""
+    if row.caller.startswith(_ACCOUNT):
+        return row.caller.split(":")[2]
+    caller, slash, _ = row.caller.partition("/")
+    return caller if slash else row.service.partition("/")[0] or _NO_KEY
+
+
+_NAMES: Final[dict[str, Callable[[UsageRow], str]]] = {
+    "key": lambda row: row.caller or _NO_KEY,
+    "service": lambda row: row.service or "(deleted)",
+    "namespace": _find_namespace,
+    "class": lambda row: row.request_class or "(no class)",
+}
+_COUNTS: Final[dict[str, Callable[[UsageRow], int]]] = {
+    "requests": lambda row: row.requests,
+    "promptTokens": lambda row: row.prompt_tokens,
+    "cachedTokens": lambda row: row.cached_tokens,
+    "outputTokens": lambda row: row.completion_tokens,
+}

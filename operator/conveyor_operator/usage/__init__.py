@@ -1,0 +1,1 @@
+"""Collects from the gateways what callers use, and keeps it in one bounded object."""

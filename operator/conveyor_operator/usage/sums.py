@@ -1,0 +1,123 @@
+"""Adds up what the gateways have counted, by day, and keeps it within bounds. Pure. Used by `keeper` only.
+
+A day has the rows of each process of a gateway, as the process counted them last. So a page may be read any number of
+times, also by another operator. Days that gateways count no more have one list of rows.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from typing import Final
+
+import msgspec
+
+from conveyor_protocol.pages import Usage, UsageRow
+
+DAYS: Final = 31
+MAX_ROWS: Final = 300  # of a day that is over; the callers who used least are added up for each service
+MAX_PROCESSES: Final = 32  # of a day; those that are gone longest are added up
+MAX_BYTES: Final = 900_000  # of all days; a ConfigMap has at most 1 MiB
+OTHERS: Final = "*"
+_OVER: Final = "over"  # the rows of processes that are gone
+
+Day = dict[str, list[UsageRow]]  # by process
+_DECODER: Final = msgspec.json.Decoder(Day)
+
+
+class Sums:
+    """The sums of up to DAYS days."""
+
+    def __init__(self) -> None:
+        self.days: dict[str, Day] = {}
+        self._texts: dict[str, str] = {}  # as they are stored
+
+    def load(self, data: dict[str, str]) -> None:
+        """Load what was stored. Days that cannot be read are dropped."""
+        for day, text in data.items():
+            try:
+                date.fromisoformat(day)
+                self.days[day] = _DECODER.decode(text)
+                self._texts[day] = text
+            except (ValueError, msgspec.DecodeError):
+                continue
+
+    def add(self, pages: Iterable[Usage], today: date) -> dict[str, str | None]:
+        """Add the gateways' pages. Return the days whose text has changed; None: to be removed."""
+        yesterday, touched = today - timedelta(days=1), set[str]()
+        for page in pages:
+            for day, rows in page.days.items():
+                if yesterday <= _parse(day) <= today:
+                    of_day = self.days.setdefault(day, {})
+                    if of_day.get(page.process) != rows:
+                        of_day.pop(page.process, None)  # the one that changed last comes last
+                        of_day[page.process] = rows
+                        touched.add(day)
+        for day, of_day in list(self.days.items()):
+            kept = MAX_PROCESSES // 2 if _parse(day) >= yesterday else 0
+            if _parse(day) <= today - timedelta(days=DAYS):
+                del self.days[day]
+            elif len(of_day) > MAX_PROCESSES or (not kept and of_day.keys() != {_OVER}):
+                self.days[day] = _close(of_day, kept)
+                touched.add(day)
+        texts = {day: _encode(rows) if day in touched else self._texts[day] for day, rows in self.days.items()}
+        while sum(map(len, texts.values())) > MAX_BYTES and len(texts) > 1:
+            oldest = min(texts)
+            del texts[oldest], self.days[oldest]
+        changed: dict[str, str | None] = {day: text for day, text in texts.items() if self._texts.get(day) != text}
+        changed |= dict.fromkeys(self._texts.keys() - texts.keys())
+        self._texts = texts
+        return changed
+
+
+def _parse(day: str) -> date:
+    try:
+        return date.fromisoformat(day)
+    except ValueError:
+        return date.min
+
+
+def _encode(day: Day) -> str:
+    return msgspec.json.encode(day).decode()
+
+
+def _close(day: Day, kept: int) -> Day:
+    """Add up the rows of all processes but the last `kept` ones."""
+    processes = [each for each in day if each != _OVER]
+    over = processes[: max(0, len(processes) - kept)]
+    rows = sum_rows(row for process in (_OVER, *over) for row in day.get(process, ()))
+    return {_OVER: _limit(rows)} | {process: day[process] for process in processes[len(over) :]}
+
+
+def sum_rows(rows: Iterable[UsageRow]) -> list[UsageRow]:
+    """Return the sums by service, caller and class."""
+    sums: dict[tuple[str, str, str], UsageRow] = {}
+    for row in rows:
+        key = row.service, row.caller, row.request_class
+        sums[key] = _add(sums[key], row) if key in sums else row
+    return list(sums.values())
+
+
+def _add(one: UsageRow, other: UsageRow) -> UsageRow:
+    return UsageRow(
+        one.service,
+        one.caller,
+        one.request_class,
+        one.requests + other.requests,
+        one.prompt_tokens + other.prompt_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.completion_tokens + other.completion_tokens,
+        one.engine_ms + other.engine_ms,
+    )
+
+
+def _limit(rows: Sequence[UsageRow]) -> list[UsageRow]:
+    """Return at most MAX_ROWS rows: those with most tokens, and the sum of the others."""
+    if len(rows) <= MAX_ROWS:
+        return list(rows)
+    ordered = sorted(rows, key=lambda row: row.prompt_tokens + row.completion_tokens, reverse=True)
+    others = ordered[MAX_ROWS - 1 :]
+    return sum_rows(
+        [
+            *ordered[: MAX_ROWS - 1],
+            *(msgspec.structs.replace(row, service="", caller=OTHERS, request_class="") for row in others),
+        ]
+    )
