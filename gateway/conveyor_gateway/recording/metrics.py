@@ -2,8 +2,8 @@
 
 `record` and `listening` count them. `gauges` reads the state of queues at scrape time. The page is written in pieces,
 so that other requests are served in between. Labels name only known
-services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only keys and
-trusted proxies can, by the names of clients, up to MAX_NAMED.
+services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only the
+names of keys, and those that trusted proxies give to clients, can, up to MAX_NAMED.
 """
 
 from collections.abc import Iterator
