@@ -79,6 +79,7 @@ class Run:
             await self._send(client, traffic.chat_prompt, answer)
 
     async def _flood(self) -> None:
+        await asyncio.sleep(2 * self._traffic.think_seconds)  # the others have sent requests
         while True:
             await self._send(FLOOD, self._traffic.flood_prompt, self._traffic.flood_answer)
 
