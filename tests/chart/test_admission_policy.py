@@ -14,7 +14,7 @@ from tests.chart.installation import Json, Release
 from tests.kubectl import kubectl
 from tests.operator.stage import wait_until
 
-from conveyor_api.names import INFERENCE_SERVICE_LABEL, SYSTEM_NAMESPACE
+from conveyor_api.names import INFERENCE_SERVICE_LABEL, SYSTEM_NAMESPACE, USAGE_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -44,19 +44,20 @@ class Operator:
     def __init__(self, release: Release, folder: Path) -> None:
         self._kubeconfig, self._file = release.plane.kubeconfig, folder / "object.yaml"
 
-    def run(self, *command: str, body: Json | None = None) -> str:
+    def run(self, *command: str, body: Json | None = None, namespace: str = "default") -> str:
         """Return the output of kubectl, or the error of the API server."""
         options = ["--dry-run=server", f"--as={OPERATOR}"]
         if body is not None:
             self._file.write_text(yaml.safe_dump(body))
             options += ["--filename", str(self._file)]
         try:
-            return kubectl(self._kubeconfig, "default", *command, *options)
+            return kubectl(self._kubeconfig, namespace, *command, *options)
         except subprocess.CalledProcessError as error:
             return str(error.stderr)
 
-    def apply(self, body: Json) -> str:
-        return self.run("apply", "--server-side", "--force-conflicts", "--field-manager=conveyor", body=body)
+    def apply(self, body: Json, namespace: str = "default") -> str:
+        flags = ("--server-side", "--force-conflicts", "--field-manager=conveyor")
+        return self.run("apply", *flags, body=body, namespace=namespace)
 
 
 def test_the_operator_writes_children_and_nothing_else(release: Release, tmp_path: Path) -> None:
@@ -81,6 +82,16 @@ def test_the_operator_writes_children_and_nothing_else(release: Release, tmp_pat
         ({"initContainers": [{"name": "a", "image": "a"}]}, PRIVILEGES),
     ):
         assert sentence in operator.apply(build_deployment(**pod)), pod
+
+
+def test_the_operator_keeps_usage_in_its_own_namespace_only(release: Release, tmp_path: Path) -> None:
+    release.upgrade("metrics.enabled=false")
+    operator = Operator(release, tmp_path)
+    wait_until("the policy", lambda: NO_CHILD in operator.apply(build_map()))
+    usage = build_map(name=USAGE_NAME)
+    assert "serverside-applied" in operator.apply(usage, SYSTEM_NAMESPACE)
+    assert NO_CHILD in operator.apply(usage)
+    assert NO_CHILD in operator.apply(build_map(name="else"), SYSTEM_NAMESPACE)
 
 
 def test_a_child_that_lost_its_label_is_still_a_child(release: Release, tmp_path: Path) -> None:
