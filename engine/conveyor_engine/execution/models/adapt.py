@@ -134,6 +134,7 @@ class ModelAdapters:
             if added or (place.used and num_columns > place.num_columns):
                 due.append((place, [*place.used, *added], max(num_columns, place.num_columns)))
         if not due:
+            self.of_step.grow(num_columns)
             return
         old = [place.count_bytes(place.used, place.num_columns, self._like) for place, _, _ in due]
         new = [place.count_bytes(used, columns, self._like) for place, used, columns in due]

@@ -85,6 +85,7 @@ def _join(
     """Yield a share of these tokens for each run of panels that they use."""
     used = ranges[np.unique(of_tokens[first:end])]
     used = used[used[:, 0] < used[:, 1]]
+    used = used[np.argsort(used[:, 0])]  # a later adapter may have got earlier columns
     panels: list[tuple[int, int]] = []
     for begin, behind in zip((used[:, 0] // PANEL).tolist(), (-(-used[:, 1] // PANEL)).tolist(), strict=True):
         start = panels.pop()[0] if panels and begin <= panels[-1][1] else begin

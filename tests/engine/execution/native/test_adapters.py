@@ -85,6 +85,21 @@ def test_each_row_gets_what_its_adapter_adds(dtype: torch.dtype, sizes: list[int
     assert torch.equal(y[:, 54:], before[:, 54:])
 
 
+def test_columns_may_lie_in_another_order_than_the_numbers_of_adapters() -> None:
+    """So they do when an adapter has got the columns of one that left."""
+    adapters = [1, 6, 0, 2, *[3] * 40, 5, 1, 4]
+    made, others = Adapters(45, [7, 31, 12], torch.float32), [adapter and 7 - adapter for adapter in adapters]
+    x, y = (
+        random(len(adapters), 45, dtype=torch.float32, seed=2),
+        random(len(adapters), 60, dtype=torch.float32, seed=3),
+    )
+    expected = made.add(y, x, others)
+    native.add_adapters(
+        y, x, made.packed, native.Columns(np.array(adapters, dtype=np.int32), RANGES[[0, 6, 5, 4, 3, 2, 1]])
+    )
+    assert_close(y, expected)
+
+
 def test_many_neighbours_with_one_adapter_are_computed_apart() -> None:
     of_tokens = np.array([4, 6, *[3] * 40, 1, *[0] * 40, 0, 5, *[6] * 32], dtype=np.int32)
     assert list(_share(of_tokens, RANGES)) == [
