@@ -6,18 +6,16 @@ KUBECONFIG_MEANING. The Kubernetes client reads the files.
 
 import contextlib
 import os
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import incluster_config
 
-from conveyor_process.proxies import bypasses_proxy
+from conveyor_process.proxies import find_proxy
 from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
@@ -53,11 +51,6 @@ def _read_token(configuration: Configuration) -> None:
     with contextlib.suppress(OSError):
         if token := Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text():
             configuration.api_key["BearerToken"] = f"bearer {token}"
-
-
-def find_proxy(url: str) -> str | None:
-    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for this URL; None without a proxy."""
-    return None if bypasses_proxy(url) else urllib.request.getproxies().get(urlsplit(url).scheme)
 
 
 def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:

@@ -1,14 +1,19 @@
-"""Reads NO_PROXY as Go programs and Kubernetes do: names, addresses and networks.
+"""Reads the variables of proxies. NO_PROXY has names, addresses and networks, as for Go programs and Kubernetes.
 
 Python's library and botocore know no networks, so `NO_PROXY=10.0.0.0/8` has no effect on them. Used for addresses that
-may be outside the cluster: buckets of models (`conveyor_engine.fetching`), input files of jobs, and the API server that
-a kubeconfig names.
+may be outside the cluster: buckets of models (`conveyor_engine.fetching`), images of requests
+(`conveyor_engine.serving.media`), input files of jobs, and the API server that a kubeconfig names.
 """
 
 import ipaddress
 import os
 import urllib.request
 from urllib.parse import urlsplit
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for this URL; None without a proxy."""
+    return None if bypasses_proxy(url) else urllib.request.getproxies().get(urlsplit(url).scheme)
 
 
 def bypasses_proxy(url: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.config import incluster_config
 
-from conveyor_kube.kubeconfig import find_kubeconfig, find_proxy, load_configuration
+from conveyor_kube.kubeconfig import find_kubeconfig, load_configuration
 from conveyor_process.settings import SettingsError
 from e2e.cluster.certificates import Authority
 
@@ -48,24 +48,6 @@ def test_of_several_files_one_that_is_there_is_enough(file: str) -> None:
 def test_a_file_that_is_named_and_not_there_is_refused() -> None:
     with pytest.raises(SettingsError, match="/nonexistent is not a file; set --kubeconfig"):
         find_kubeconfig("", {"KUBECONFIG": "/nonexistent", **POD})
-
-
-@pytest.mark.parametrize(
-    ("url", "proxy"),
-    [
-        ("https://10.96.0.1:443", "http://proxy:3128"),
-        ("http://10.96.0.1", None),
-        ("https://api.internal:6443", None),
-        ("https://127.0.0.1:6443", None),
-        ("", None),
-    ],
-)
-def test_a_proxy_comes_from_the_environment(url: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,.internal")
-    assert find_proxy(url) == proxy
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Tests which addresses NO_PROXY exempts from a proxy, as Go programs read it."""
+"""Tests which proxy the environment sets for a URL, and which addresses NO_PROXY exempts, as Go programs read it."""
 
 import pytest
 
-from conveyor_process.proxies import bypasses_proxy
+from conveyor_process.proxies import bypasses_proxy, find_proxy
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,21 @@ def test_names_addresses_and_networks_are_exempt(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv(variable, exempt)
     assert bypasses_proxy(url) is is_exempt
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy"),
+    [
+        ("https://10.96.0.1:443", "http://proxy:3128"),
+        ("http://10.96.0.1", None),
+        ("https://api.internal:6443", None),
+        ("https://127.0.0.1:6443", None),
+        ("", None),
+    ],
+)
+def test_a_proxy_comes_from_the_environment(url: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,.internal")
+    assert find_proxy(url) == proxy
