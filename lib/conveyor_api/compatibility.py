@@ -213,6 +213,10 @@ RUNTIME_RULES: Final = (
         Field("engine.reasoningParser", "Auto"),
     ),
     _not_for_vllm(
+        "vLLM's hosts are an argument; remove engine.mediaHosts, and set engine.args",
+        Field("engine.mediaHosts", is_list=True),
+    ),
+    _not_for_vllm(
         "the type of vLLM's cache is an argument; remove kvCache.dtype, and set engine.args: [--kv-cache-dtype=...]",
         Field("kvCache.dtype", "Auto"),
     ),

@@ -30,6 +30,7 @@ VLLM_FLAGS: Final = (
 )  # fmt: skip
 _NAMES_A_FLAG: Final = f"argument.split('=')[0].replace('_', '-') in {list(VLLM_FLAGS)}"
 _CLASS_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+_HOST_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$"
 _IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 
 
@@ -76,6 +77,16 @@ class Engine(ApiModel):
     reasoning_parser: ReasoningParser = "Auto"
     """The marks of the model's thinking, which becomes `reasoning` in answers. Auto: by its chat template. None:
     thinking is content."""
+    media_hosts: Annotated[
+        list[Annotated[str, Field(max_length=259)]],
+        Field(max_length=32),
+        Rule(
+            f"self.all(host, host.matches('{_HOST_PATTERN}'))",
+            "must be hosts as NAME or NAME:PORT",
+            lambda hosts: all(re.fullmatch(_HOST_PATTERN, host) for host in hosts),
+        ),
+    ] = Field(default_factory=list)
+    """Hosts, as NAME or NAME:PORT, of images in chats that are fetched by https."""
     model_class: (
         Annotated[
             str,

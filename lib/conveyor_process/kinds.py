@@ -122,4 +122,7 @@ NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of nam
 HEADER: Final = ValueKind("the name of an HTTP header, or empty", _parse_header)
 NETWORKS: Final = ValueKind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
 ORIGINS: Final = _list_of(r"\*|[a-z][a-z0-9+.-]*://[^/,\s]+", "origins SCHEME://HOST[:PORT] or *", str.lower)
+HOSTS_AND_PORTS: Final = _list_of(
+    "[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?", "DNS names, each as NAME or NAME:PORT,", str.lower
+)
 HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

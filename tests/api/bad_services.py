@@ -256,6 +256,13 @@ BAD_SERVICES: tuple[Bad, ...] = (
         engine={"tensorParallelSize": 2},
     ),
     vllm("vLLM with a tool parser", "spec.engine", "vLLM's parsers are arguments", reasoningParser="Think"),
+    bad(
+        "a host that is a URL",
+        "spec.engine.mediaHosts",
+        "must be hosts as NAME",
+        engine={"mediaHosts": ["https://a.b"]},
+    ),
+    vllm("vLLM with hosts of images", "spec.engine", "vLLM's hosts are an argument", mediaHosts=["a.example"]),
     vllm(
         "argument of a field",
         "spec.engine.args",

@@ -48,6 +48,7 @@ def build_full_body() -> Json:
             "samplingDefaults": "OpenAI",
             "toolParser": "Hermes",
             "reasoningParser": "Think",
+            "mediaHosts": ["images.example.com", "cdn.example.com:8443"],
         },
         batching={
             "mode": "Dynamic",

@@ -193,6 +193,12 @@ def test_every_reasoning_parser_arrives(tmp_path: Path) -> None:
     assert {*arrived} - {"auto", "none"} == MARKS.keys()
 
 
+def test_the_page_s_hosts_of_images_arrive(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/images-in-chats.md").read_text(), re.DOTALL)
+    config = read_as_engine(yaml.safe_load(block), tmp_path)
+    assert config.media_hosts == ("images.example.com", "cdn.example.com:8443")
+
+
 def test_each_engine_setting_is_the_specs_or_free() -> None:
     """A new setting of the engine needs a field in the spec, or an entry in the list of settings for `pod.env`."""
     settings = {field.name for field in dataclasses.fields(EngineConfig)}

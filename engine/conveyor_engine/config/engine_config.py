@@ -4,14 +4,15 @@
 settings. Values that the engine finds at its start, such as the number of KV blocks that fit, are in `ModelFacts`.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from conveyor_engine.config.kinds import ADAPTERS, CLASS, LENGTHS, MAX_TOKENS, SHARES
 from conveyor_engine.registry import find_packages
 from conveyor_process.kinds import (
     DAY_SECONDS,
+    HOSTS_AND_PORTS,
     LOG_FORMAT,
     PORT,
     TEXT,
@@ -24,8 +25,7 @@ from conveyor_process.kinds import (
     whole_number,
 )
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import ValueKind, optional, required, setting
-from conveyor_protocol.request_headers import LEVEL_MAX
+from conveyor_process.settings import optional, required, setting
 from conveyor_protocol.workload import Lengths, Workload
 
 Device = Literal["cuda", "cpu", "auto"]
@@ -48,56 +48,6 @@ AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 DEFAULT_MEMORY_FRACTION = 0.85
 DEFAULT_NUM_SEQS = 32
 DEFAULT_NUM_SEQS_CUDA = 256  # for models that generate text: a step of few rows costs almost as much as one of many
-ADAPTERS_MAX = 1000
-_ADAPTER_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-MAX_TOKENS = 16_777_216  # limit on the tokens of a context or a step, and on the number of KV blocks
-
-
-def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse levels and percentages: `50:40,100:20` -> ((50, 40), (100, 20)). Raises ValueError."""
-    shares = dict[int, int]()
-    for entry in filter(None, text.split(",")):
-        match = re.fullmatch("([0-9]{1,4}):([0-9]{1,3})", entry.strip())
-        level, percent = map(int, match.groups()) if match else (-1, 0)
-        if not (0 <= level <= LEVEL_MAX and 1 <= percent <= 100) or level in shares:
-            raise ValueError(entry)
-        shares[level] = percent
-    return tuple(sorted(shares.items()))
-
-
-def _parse_lengths(text: str) -> Lengths:
-    """Parse lengths at P50 and P95, such as `256,1024`. Raises ValueError."""
-    match = re.fullmatch("([0-9]{1,8}),([0-9]{1,8})", text)
-    lengths = Lengths(*map(int, match.groups())) if match else Lengths(0, 0)
-    if not 1 <= lengths.p50 <= lengths.p95 <= MAX_TOKENS:
-        raise ValueError(text)
-    return lengths
-
-
-def _parse_adapters(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse names and directories: `sql=/a,fr=/b` -> (("sql", "/a"), ("fr", "/b")). Raises ValueError."""
-    adapters = dict[str, str]()
-    for entry in filter(None, text.split(",")):
-        name, _, directory = entry.strip().partition("=")
-        if not re.fullmatch(_ADAPTER_NAME, name) or not directory or name in adapters or len(adapters) == ADAPTERS_MAX:
-            raise ValueError(entry)
-        adapters[name] = directory
-    return tuple(adapters.items())
-
-
-def _parse_class(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text, re.ASCII):
-        raise ValueError(text)
-    return text
-
-
-_CLASS = ValueKind("a class as package.module:Class", _parse_class)
-_ADAPTERS = ValueKind(
-    f"at most {ADAPTERS_MAX} names with directories, as sql=/adapters/sql,fr=/adapters/fr; a name has 1 to 63 letters, "
-    "digits, '.', '_' or '-'",
-    _parse_adapters,
-)
-_LENGTHS = ValueKind(f"tokens at P50 and P95, from 1 to {MAX_TOKENS} and in this order, as 256,1024", _parse_lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +62,7 @@ class EngineConfig:
         (),
         "NAME=DIRECTORY of LoRA adapters in PEFT's format, with commas between (a mapping in the file). "
         "Requests select one by the model's name, a colon and the adapter's",
-        _ADAPTERS,
+        ADAPTERS,
     )
     adapters_file: str = setting(
         "",
@@ -139,7 +89,7 @@ class EngineConfig:
         None,
         "the Python class that is the model, as package.module:Class, for `task: custom`; default: the program in "
         "model.pt2",
-        optional(_CLASS),
+        optional(CLASS),
     )
     device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, otherwise cpu", literal(Device))
     dtype: Dtype = setting(
@@ -250,7 +200,7 @@ class EngineConfig:
         (),
         "LEVEL:PERCENT: requests whose level is LEVEL or a higher number together get at most PERCENT of the batch's "
         "rows and of the KV blocks. One such request may always run. In the file, this is a mapping",
-        ValueKind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
+        SHARES,
     )
     num_kv_blocks: int | None = setting(
         None,
@@ -276,10 +226,10 @@ class EngineConfig:
         None,
         "tokens of a prompt at P50 and P95, such as 256,1024. The engine derives the CUDA graphs and the warm-up from "
         "these lengths. It also derives the context and the KV blocks, if they are not set",
-        optional(_LENGTHS),
+        optional(LENGTHS),
     )
     workload_output_tokens: Lengths | None = setting(
-        None, "tokens of an answer at P50 and P95, for a model that generates text", optional(_LENGTHS)
+        None, "tokens of an answer at P50 and P95, for a model that generates text", optional(LENGTHS)
     )
     prefix_caching: bool = setting(True, "share the KV blocks of identical prompt prefixes", TRUE_OR_FALSE)
     attention_backend: AttentionBackendName = setting(
@@ -302,6 +252,12 @@ class EngineConfig:
         "folder with `tls.crt` and `tls.key`, such as a mounted Secret: the port then serves TLS, and loads new files "
         "within seconds; empty: no TLS",
         TEXT,
+    )
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "hosts from which images in chats are fetched, if a URL with https:// names one; empty: none is fetched. "
+        "Without a port, it is 443. All addresses of a host must be public, unless HTTPS_PROXY sets a proxy",
+        HOSTS_AND_PORTS,
     )
     padding: Padding | None = setting(
         None,

@@ -64,16 +64,21 @@ def _decode(data: bytes, param: str) -> Image.Image:
     return turned if turned.mode == "RGB" else turned.convert("RGB")
 
 
+def is_url(text: str) -> bool:
+    """Return whether an image is the URL of its file. A data: URI is the file itself."""
+    head = text[:128].lstrip().lower()
+    return not head.startswith("data:") and "://" in head
+
+
 def read_base64(text: str, param: str) -> bytes:
     """Decode the image in a JSON body, which is base64 or a data: URI with base64. Raises InvalidRequest."""
-    head = text[:128].lstrip().lower()
-    if head.startswith("data:"):
+    if is_url(text):
+        message = f"{param} is a URL, and this server fetches none: send the image itself, in base64 or as a data: URI"
+        raise InvalidRequest(message, param=param)
+    if text[:128].lstrip().lower().startswith("data:"):
         before, comma, text = text.partition(",")
         if not comma or not before.lower().endswith(";base64"):
             raise InvalidRequest(f"{param} is a data: URI without base64", param=param)
-    elif "://" in head:
-        message = f"{param} is a URL, and this server fetches none: send the image itself, in base64 or as a data: URI"
-        raise InvalidRequest(message, param=param)
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from conveyor_engine.config.engine_config import ADAPTERS_MAX
+from conveyor_engine.config.kinds import ADAPTERS_MAX
 from conveyor_engine.errors import ModelError, explain_crash
 from conveyor_engine.fetching.downloads import list_downloads, remove_download
 from conveyor_engine.serving.engine_client import EngineClient

@@ -8,7 +8,7 @@ If a list of inputs is sent in parts, the tokens of unsent parts count too, beca
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from conveyor_engine.config.engine_config import MAX_TOKENS
+from conveyor_engine.config.kinds import MAX_TOKENS
 from conveyor_engine.errors import Overloaded
 
 # 64 MiB of memory, at 4 bytes per token. The longest context has this many tokens, so every valid prompt fits alone.

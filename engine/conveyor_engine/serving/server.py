@@ -29,6 +29,7 @@ from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
+from conveyor_engine.serving.media import MediaFetcher
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
@@ -86,7 +87,8 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     workers = WorkerPool(fork_server, stopping.begun.set)
     path = config.adapters_file
     adapters = AdapterFile(Path(path), model.adapters, engine, config.adapters_folder) if path else None
-    state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()), adapters)
+    media, created = MediaFetcher(config.media_hosts), int(time.time())
+    state = AppState(config, model, engine, metrics, workers, media, Memory(), UsageReports(), created, adapters)
     server = _Server(
         uvicorn.Config(
             build_app(state), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False,

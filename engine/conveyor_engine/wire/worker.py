@@ -68,6 +68,12 @@ class Job(msgspec.Struct, array_like=True):
     json_bytes: int | None = None  # number of bytes at the body's beginning that are JSON; None: all
     content_type: str = ""  # the body's content type from the header
     adapters: dict[str, ServedAdapter] = {}  # by name
+    fetched: dict[str, bytes] = {}  # files that the body names by URL
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that a client chose."""
+        return len(self.body) + sum(map(len, self.fetched.values()))
 
     def find_level(self, priority: int | None) -> int:
         """Return the level of the body's requests. A gateway's level takes precedence over the client's `priority`."""
@@ -103,6 +109,12 @@ class Bug(msgspec.Struct, tag=True, array_like=True):
     what: str
 
 
+class Wanted(msgspec.Struct, tag=True, array_like=True):
+    """The body names files by URL. The API process fetches them, and sends the job again with `fetched`."""
+
+    names: dict[str, str]  # of the files in errors, by URL
+
+
 class Started(msgspec.Struct, tag=True, array_like=True):
     """The first message of a worker."""
 
@@ -112,7 +124,7 @@ class Started(msgspec.Struct, tag=True, array_like=True):
 class Reply(msgspec.Struct, tag=True, array_like=True):
     """The result of a job: an error, or what the job prepares, encoded. `retires`: the worker exits after it."""
 
-    result: bytes | Failure | Bug
+    result: bytes | Failure | Bug | Wanted
     retires: bool = False
 
 

@@ -53,13 +53,14 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "workload_input_tokens": Lengths(20, 30), "workload_output_tokens": Lengths(1, 2),
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "tls_folder": "/t",
-        "padding": "real",
+        "media_hosts": ("a.example", "b.example:8443"), "padding": "real",
         "tensor_parallel_size": 1, "num_threads": 2, "log_format": "json", "warmup": False,
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name, value in values.items() if value is not None}
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
     text |= {"class_shares": "9:20,5:50", "adapters": "a=/a, b.c=/b=d"}
+    text |= {"media_hosts": "a.example, B.example:8443"}
     text |= {"workload_input_tokens": "20,30", "workload_output_tokens": "1,2"}
     by_flag = parse(*[part for n, v in text.items() for part in (f"--{n.replace('_', '-')}", v)])
     by_variable = parse(environment={f"CONVEYOR_ENGINE_{n.upper()}": v for n, v in text.items()})

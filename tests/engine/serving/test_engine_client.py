@@ -249,7 +249,7 @@ async def test_a_silent_engine_is_not_alive_until_its_next_message() -> None:
     engine = EngineClient(EngineConfig(model="m"))
     workers, usage = WorkerPool(None, lambda: None), UsageReports()  # type: ignore[arg-type]
     model = ServedModel("m", None, SamplingDefaults())
-    state = AppState(EngineConfig(model="m"), model, engine, EngineMetrics("m"), workers, None, usage, 0)  # type: ignore[arg-type]
+    state = AppState(EngineConfig(model="m"), model, engine, EngineMetrics("m"), workers, None, None, usage, 0)  # type: ignore[arg-type]
     app = build_app(state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
 

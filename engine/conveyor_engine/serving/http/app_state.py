@@ -10,6 +10,7 @@ from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
+from conveyor_engine.serving.media import MediaFetcher
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.pool import WorkerPool
@@ -25,6 +26,7 @@ class AppState:
     engine: EngineClient
     metrics: EngineMetrics
     workers: WorkerPool  # processes that validate and tokenize requests
+    media: MediaFetcher  # fetches the images that bodies name by URL
     memory: Memory
     usage: UsageReports
     created: int  # Unix seconds

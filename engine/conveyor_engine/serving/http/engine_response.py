@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from conveyor_engine.errors import DeadlineExceeded, Overloaded, RequestError
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
+from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.reading import (
     body_bytes_max,
     json_length,
@@ -30,7 +31,7 @@ from conveyor_engine.serving.http.reading import (
     timeout_seconds,
 )
 from conveyor_engine.serving.http.usage import Report, find_report
-from conveyor_engine.serving.preparing.jobs import Prepared, choose_kind
+from conveyor_engine.serving.preparing.jobs import FilesWanted, Prepared, choose_kind
 from conveyor_engine.wire.worker import Job
 from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import PLACE_HEADER
@@ -83,9 +84,19 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
             job = Job(
                 chosen, facts, num_max, arrival, body, level, deadline, json_bytes, content_type, state.model.adapters
             )
-            prepared = await state.workers.prepare(job)
+            prepared = await _prepare(state, job, held)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             yield Arriving(state, prepared, arrival + timeout, place_condition)
+
+
+async def _prepare(state: AppState, job: Job, held: Held) -> Prepared:
+    """Return the prepared request. Fetches the files that its body names by URL."""
+    try:
+        return await state.workers.prepare(job)
+    except FilesWanted as wanted:
+        names = wanted.names
+    fetched = await state.media.fetch(names, held.grow)
+    return await state.workers.prepare(msgspec.structs.replace(job, fetched=fetched))
 
 
 async def open_request(request: Request, kind: str) -> Opened:

@@ -89,7 +89,7 @@ class ChatMessage(Object):
     The template receives `developer` as `system`, and `function` as `tool`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}`, where
-    the URL has the data itself (`data:image/png;base64,...`)."""
+    the URL has the data itself (`data:image/png;base64,...`), or is of a host in the engine's setting `media_hosts`."""
     name: str | None = None
     """For chat templates that use it."""
     tool_calls: list[AnyEarlierCall] | None = None

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX, decode_image, read_base64, shrink
+from conveyor_engine.images.decoding import SHOWN_PIXELS_MAX, decode_image, is_url, read_base64, shrink
 from conveyor_engine.serving.preparing.chat_schemas import TEMPLATE_ROLES, ChatRequest
 from conveyor_engine.serving.preparing.content import take_images
-from conveyor_engine.serving.preparing.jobs import ServedModel
+from conveyor_engine.serving.preparing.jobs import FilesWanted, ServedModel
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.pictures import Picture, PictureSpan, PlacedPicture
 from conveyor_engine.wire.request import ModelFacts
@@ -37,12 +37,15 @@ def read_conversation(
     *,
     add_special_tokens: bool = False,
 ) -> Conversation:
-    """Return the prompt of a conversation. Raises InvalidRequest."""
+    """Return the prompt of a conversation. Raises InvalidRequest, or FilesWanted for images that were not fetched."""
     messages, images = take_images(fields.messages_for_template())
     if images and facts.image_place is None:
         raise _refuse(facts.no_images_because)
     if images and truncation is not None:
         raise _refuse("a prompt with images cannot be truncated")
+    wanted = {image["data"]: _name(number) for number, image in enumerate(images) if is_url(image["data"])}
+    if wanted.keys() - model.fetched.keys():
+        raise FilesWanted(wanted)
     text = whole = _render(model, fields, messages, facts.max_model_len)
     shown = _read_images(model, images, facts)
     if images:
@@ -95,11 +98,15 @@ def _read_images(model: ServedModel, images: Sequence[dict[str, Any]], facts: Mo
 
 
 def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: ModelFacts) -> tuple[Picture, str]:
-    param = f"image {number} of the messages"
-    pixels = decode_image(read_base64(image["data"], param), param)
+    param, text = _name(number), image["data"]
+    pixels = decode_image(model.fetched[text] if is_url(text) else read_base64(text, param), param)
     shown = shrink(pixels, _SMALL_PIXELS_MAX if image["is_small"] else SHOWN_PIXELS_MAX)
     picture: tuple[Picture, str] = model.reader.read(shown, in_half=facts.dtype != "float32")
     return picture
+
+
+def _name(number: int) -> str:
+    return f"image {number} of the messages"
 
 
 def _check_texts(values: object, mark: str) -> None:

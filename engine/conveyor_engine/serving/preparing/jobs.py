@@ -28,6 +28,15 @@ _IMAGE_MARKS = (b'"image_url"', b'"input_image"', b'"image"')
 _NAMED_MAX = 4  # names of models in an error
 
 
+class FilesWanted(Exception):
+    """A job needs files that its body names by URL."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        """names: of the files in errors, by URL."""
+        super().__init__()
+        self.names = names
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model against which requests are validated."""
@@ -38,6 +47,7 @@ class ServedModel:
     dialect: Dialect = NO_DIALECT
     reader: Any = None  # the object that the task's `reading` module loaded; only in workers
     adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; in the API process they may change
+    fetched: dict[str, bytes] = field(default_factory=dict)  # files of the job, by URL
 
     @property
     def tokenizer(self) -> Tokenizer:

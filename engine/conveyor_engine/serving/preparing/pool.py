@@ -25,7 +25,7 @@ import msgspec
 
 from conveyor_engine.errors import ErrorCode, Unavailable
 from conveyor_engine.serving.preparing.costly_forms import CostlyForms, form_too_costly
-from conveyor_engine.serving.preparing.jobs import Lane, Prepared, find_kind
+from conveyor_engine.serving.preparing.jobs import FilesWanted, Lane, Prepared, find_kind
 from conveyor_engine.serving.preparing.lanes import Lines, Order
 from conveyor_engine.serving.preparing.process import (
     ForkServer,
@@ -35,7 +35,7 @@ from conveyor_engine.serving.preparing.process import (
     used_cpu_seconds,
 )
 from conveyor_engine.wire.frames import FrameReader, encode_frame
-from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, from_worker_decoder
+from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, Wanted, from_worker_decoder
 
 NUM_WORKERS = 3
 START_SECONDS = 30.0  # the most that a new worker may take to send its first message
@@ -141,7 +141,8 @@ class WorkerPool:
             worker.close()
 
     async def prepare(self, job: Job) -> Prepared:
-        """Run the job in a worker and return the prepared request. Raises the error with which the job failed.
+        """Run the job in a worker and return the prepared request. Raises the error with which the job failed, or
+        FilesWanted.
 
         If this call is cancelled, a job that a worker has begun still runs to its end.
         """
@@ -161,6 +162,8 @@ class WorkerPool:
                 raise failure.error()
             case Reply(Bug(what)):
                 raise RuntimeError(f"a worker failed: {what}")
+            case Reply(Wanted(names)):
+                raise FilesWanted(names)
             case Reply(bytes() as encoded):
                 prepared: Prepared = msgspec.msgpack.decode(encoded, type=find_kind(job).prepared)
                 return prepared

@@ -23,12 +23,12 @@ import msgspec
 from conveyor_engine import registry
 from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError, RequestError
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory, peak_bytes
-from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
+from conveyor_engine.serving.preparing.jobs import FilesWanted, ServedModel, find_kind
 from conveyor_engine.wire.frames import encode_frame, read_payloads
-from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
+from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, Wanted, job_decoder
 
 CPU_SECONDS = 1.0  # the CPU limit for a job; the job's kind and CPU_SECONDS_PER_MIB add to it
-CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body; several times what bodies need
+CPU_SECONDS_PER_MIB = 1.0  # added for each MiB of the body and of its fetched files; several times what these need
 SECONDS_PER_CPU_SECOND = 10.0  # deadline / CPU limit: a job may wait for a CPU, or for memory to be paged in
 MEMORY_BYTES = 96 * 2**20  # memory that a job may allocate; the job's kind and the next two constants add to it
 MEMORY_BYTES_PER_TOKEN = 512  # added for each token of the context length; tokenizing takes 110 bytes per character
@@ -43,7 +43,7 @@ LoadReader = Callable[[], Any]
 
 def cpu_seconds(job: Job) -> float:
     """Return the CPU time that the job may take."""
-    return CPU_SECONDS + find_kind(job).cpu_seconds + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
+    return CPU_SECONDS + find_kind(job).cpu_seconds + CPU_SECONDS_PER_MIB * job.num_bytes / 2**20
 
 
 def deadline_seconds(job: Job) -> float:
@@ -171,7 +171,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
     raise _OutOfTime
 
 
-def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failure | Bug:
+def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failure | Bug | Wanted:
     """Prepare the encoded job. A signal interrupts Python code; the kernel's limit, 2 s later, ends native code."""
     job = job_decoder.decode(payload)
     seconds = cpu_seconds(job)
@@ -189,9 +189,11 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
         return Failure.of(too_costly(job))
 
 
-def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
+def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug | Wanted:
     try:
-        return _encode(find_kind(job).prepare(replace(model, adapters=job.adapters), job))
+        return _encode(find_kind(job).prepare(replace(model, adapters=job.adapters, fetched=job.fetched), job))
+    except FilesWanted as wanted:
+        return Wanted(wanted.names)
     except RequestError as error:
         return Failure.of(error)
     except MemoryError:

@@ -58,6 +58,7 @@ RESOURCE_FIELDS: Final = {
     "sampling_defaults": "engine.samplingDefaults",
     "tool_parser": "engine.toolParser",
     "reasoning_parser": "engine.reasoningParser",
+    "media_hosts": "engine.mediaHosts",
 }
 
 # The engine's names for parsers. Tool parsers have the same names as in vLLM. `Auto` is left out: the default applies.
@@ -136,6 +137,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # None: the default
         "tool_parser": _TOOL_PARSERS.get(spec.engine.tool_parser),
         "reasoning_parser": _REASONING_PARSERS.get(spec.engine.reasoning_parser),
+        "media_hosts": ",".join(spec.engine.media_hosts) or None,
         "batching_mode": batching.mode.lower() if batching.mode else None,
         "max_num_seqs": _find_batch_size(spec),
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window

@@ -238,7 +238,7 @@ def test_a_page_of_an_engine_that_does_not_run_is_as_it_says(path: str) -> None:
     config, workers = EngineConfig(model="m"), SimpleNamespace(is_alive=True)
     engine = SimpleNamespace(state=State.DEAD, is_alive=False)
     model, usage = ServedModel("m", None, SamplingDefaults()), UsageReports()
-    state = AppState(config, model, engine, EngineMetrics("m"), workers, None, usage, 0)  # type: ignore[arg-type]
+    state = AppState(config, model, engine, EngineMetrics("m"), workers, None, None, usage, 0)  # type: ignore[arg-type]
     answer = TestClient(app.build_app(state)).get(path.replace("{model}", "m"))
     assert answer.status_code == 503
     Draft202012Validator(find_answer(path, 503)).validate(answer.json())

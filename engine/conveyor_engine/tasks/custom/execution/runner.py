@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 import torch
 
-from conveyor_engine.config.engine_config import MAX_TOKENS, EngineConfig
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.kinds import MAX_TOKENS
 from conveyor_engine.errors import ConfigError, ModelError, StartError, is_out_of_memory, one_line
 from conveyor_engine.execution.limits import dtype_name
 from conveyor_engine.execution.models.checks import raise_if_of_device

@@ -45,7 +45,7 @@ class Base64Source(Object):
 
 
 class UrlSource(Object):
-    """The place of an image. This server fetches none, so the URL must have the data itself."""
+    """The place of an image: a data: URI, or a URL of a host in the engine's setting `media_hosts`."""
 
     type: Literal["url"]
     url: str

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from conveyor_engine.config.engine_config import MAX_TOKENS, EngineConfig
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.kinds import MAX_TOKENS
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.largest_step import measure_step
