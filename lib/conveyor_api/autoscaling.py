@@ -93,12 +93,12 @@ class Autoscaling(ApiModel):
 
     provider: Provider = "Native"
     """The autoscaler that sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor creates. KEDA: the one
-    that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`. With
-    External, Conveyor starts with `minReplicas` and then does not change the number."""
+    that KEDA creates from Conveyor's ScaledObject. External: your own autoscaler of the Deployment `NAME-engine`;
+    Conveyor starts with `minReplicas`."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """Lower limit of replicas. A new service starts with this number, at least one. 0: the service scales to zero after
-    `idleTimeout` without requests. The next request waits in the gateway and starts an engine."""
+    `idleTimeout` without requests. The next request starts an engine."""
     idle_timeout: Annotated[Duration, between("5s", "168h")] | None = None
     """Time without requests after which the service scales to zero, if `minReplicas` is 0; default: 5 minutes."""
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]

@@ -105,9 +105,9 @@ class Batching(ApiModel):
 
     mode: BatchingMode | None = None
     """None: one request at a time. Static: a batch starts when it is full, or `window` after its first request. It is
-    padded to its longest prompt, and all its responses are sent together. Dynamic: a batch starts as in Static, without
-    padding, and each response is sent when it is done. Continuous: requests join and leave the batch at every step.
-    Default: Continuous for Generate, Transcribe and ImageGenerate, which take several steps; otherwise Dynamic."""
+    padded, and its responses are sent together. Dynamic: a batch starts as in Static, without padding, and each
+    response is sent when it is done. Continuous: requests join and leave the batch at every step. Default: Continuous
+    for Generate, Transcribe and ImageGenerate; otherwise Dynamic."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: 256 for models that generate text with `engine.device: CUDA`,
     32 for all other models and for `runtime: VLLM`; see `status.effective`. Mode None always runs one."""
@@ -115,15 +115,13 @@ class Batching(ApiModel):
     """How long a batch waits for more requests after its first one, 1ms to 1h; default: `1s` for Static, `10ms` for
     Dynamic."""
     max_batch_tokens: Tokens | None = None
-    """Limit of tokens in one step, over all requests; default: chosen by the engine. In modes Static and Dynamic it
-    also limits the prompts of a batch: the sum of their tokens, or with padding the longest times their number. A
-    longer prompt forms a batch by itself. For images it counts pixels: those that the model reads, or those that a
-    step of ImageGenerate computes, twice as many with guidance."""
+    """Limit of tokens in one step; default: chosen by the engine. In modes Static and Dynamic also of the prompts of a
+    batch: the sum of their tokens, or with padding the longest times their number. A longer prompt forms a batch by
+    itself. For images it counts pixels: those that the model reads, or that a step of ImageGenerate computes."""
     length_grouping: Literal["Auto", "Off"] = "Auto"
-    """Whether a batch in modes Static and Dynamic prefers requests of similar length. Auto: yes, if batches are padded,
-    or if responses of different lengths wait for each other. Images are grouped by
-    size. A request whose window has passed joins the next batch with room, whatever its length. Off: only the
-    order of the queue counts."""
+    """Whether a batch in modes Static and Dynamic prefers requests of similar length, or images of similar size. Auto:
+    if batches are padded, or if responses of different lengths wait for each other. A request whose window has passed
+    joins the next batch with room. Off: only the order of the queue counts."""
     eager: bool = False
     """Whether an idle engine starts a batch at once with the waiting requests, without waiting for `window`; for modes
     Static and Dynamic."""

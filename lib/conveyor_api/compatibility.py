@@ -207,13 +207,10 @@ RUNTIME_RULES: Final = (
         Field("engine.maxQueuedRequests", DEFAULT_QUEUED_REQUESTS),
     ),
     _not_for_vllm(
-        "vLLM's parsers are arguments; remove engine.toolParser and engine.reasoningParser, and set engine.args: "
-        "[--enable-auto-tool-choice, --tool-call-parser=..., --reasoning-parser=...]",
+        "vLLM's parsers and hosts of images are arguments; remove engine.toolParser, engine.reasoningParser and "
+        "engine.mediaHosts, and set engine.args: [--tool-call-parser=..., --allowed-media-domains=...]",
         Field("engine.toolParser", "Auto"),
         Field("engine.reasoningParser", "Auto"),
-    ),
-    _not_for_vllm(
-        "vLLM's hosts are an argument; remove engine.mediaHosts, and set engine.args",
         Field("engine.mediaHosts", is_list=True),
     ),
     _not_for_vllm(

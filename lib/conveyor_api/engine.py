@@ -64,16 +64,16 @@ class Engine(ApiModel):
     `resources.limits` if the model may generate text, otherwise 1."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
     """Limit of requests that wait inside one engine. Each text or image to embed, rank or classify, and each image to
-    generate, counts as one. Requests beyond it get 429. The gateways keep this queue short."""
+    generate, counts as one. Requests beyond it get 429."""
     startup_timeout: Annotated[Duration, between("1m", "24h")] = "30m"
     """Time for an engine to load its model and to warm up, once the model is downloaded. A container that needs longer
     is restarted."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
-    """Sampling parameters of requests that do not set them. Model: temperature, top_p, top_k, min_p and
-    repetition_penalty of the model's generation_config.json. OpenAI: temperature 1, without top_p and top_k."""
+    """Sampling parameters of requests that do not set them. Model: those of the model's generation_config.json. OpenAI:
+    temperature 1, without top_p and top_k."""
     tool_parser: ToolParser = "Auto"
-    """The format in which the model calls tools, as text in its answers. Auto: by its chat template; the engine logs
-    its choice. None: requests with tools must set tool_choice to `required` or to a named tool."""
+    """The format in which the model calls tools. Auto: by its chat template. None: requests with tools must set
+    tool_choice to `required` or to a named tool."""
     reasoning_parser: ReasoningParser = "Auto"
     """The marks of the model's thinking, which becomes `reasoning` in answers. Auto: by its chat template. None:
     thinking is content."""
@@ -82,7 +82,7 @@ class Engine(ApiModel):
         Field(max_length=32),
         Rule(
             f"self.all(host, host.matches('{_HOST_PATTERN}'))",
-            "must be hosts as NAME or NAME:PORT",
+            "must be NAME or NAME:PORT",
             lambda hosts: all(re.fullmatch(_HOST_PATTERN, host) for host in hosts),
         ),
     ] = Field(default_factory=list)
@@ -99,8 +99,8 @@ class Engine(ApiModel):
         ]
         | None
     ) = None
-    """The Python class that is the model, as package.module:Class, for task Custom. `engine.image` must contain it, and
-    be built on Conveyor's engine image. Default: the exported program `model.pt2` among the model's files."""
+    """The Python class that is the model, as package.module:Class, for task Custom. `engine.image` must contain it.
+    Default: the exported program `model.pt2` among the model's files."""
     args: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]],
         Field(max_length=64),

@@ -48,9 +48,8 @@ class RequestClass(ApiModel):
     """Action after `timeout`. Reject: 504. Delay: the request keeps waiting, at the level of the least urgent class,
     until `queue.timeout`."""
     max_share: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Limit of the requests of this class and of all less urgent ones at engines, in percent of all requests that
-    engines accept. Each gateway may always send one such request. Each engine also applies the limit to the rows and
-    KV blocks of its batch."""
+    """Limit of the requests of this class and of all less urgent ones at engines, in percent of all that engines
+    accept. Each gateway may send one. Each engine also applies the limit to the rows and KV blocks of its batch."""
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -95,14 +94,13 @@ class Queue(ApiModel):
     max_requests: MaxRequests = 1024
     """Limit of waiting requests over all gateways. Each gateway allows an equal share of it, at least one request.
     Requests beyond it get 429 with Retry-After. A gateway holds at most 1,568 requests of a namespace, those at engines
-    included, unless its setting `--max-connections` is raised. For a larger share it logs
-    `event=queue_limit_unreachable`."""
+    included, unless its setting `--max-connections` is raised."""
     timeout: WaitTimeout = "60s"
     """Longest wait until an engine can take the request; then 504."""
     order: QueueOrder = "FIFO"
     """Order within a class. FIFO: by arrival; with `classes`, requests with a shorter time-out from the client go
-    earlier. ShortestFirst: by expected tokens, the prompt's plus `max_tokens`. In both orders a request overtakes only
-    requests that arrived at most half a minute before it."""
+    earlier. ShortestFirst: by expected tokens, the prompt's plus `max_tokens`. A request overtakes only requests that
+    arrived at most half a minute before it."""
     classes: Annotated[list[RequestClass], Field(max_length=MAX_CLASSES), KeyedBy("name")] = Field(default_factory=list)
     """Classes of requests. Without classes all requests are equal."""
     default_class: ChosenClass | None = None

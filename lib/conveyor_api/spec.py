@@ -144,10 +144,9 @@ class InferenceServiceSpec(ApiModel):
     adapters: Adapters = Field(default_factory=list)
     """LoRA adapters that every engine serves beside the model. Running engines load and unload them."""
     task: Task | None = None
-    """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed turns
-    texts into vectors, Rerank orders documents by a query, Classify labels texts, ImageClassify labels images,
-    Transcribe turns speech into text, ImageGenerate makes images from prompts, Custom computes tensors with your own
-    program or class."""
+    """Task of the model; default: detected from its files (`status.model.task`). Generate continues text, Embed makes
+    vectors, Rerank orders documents by a query, Classify and ImageClassify name labels, Transcribe turns speech into
+    text, ImageGenerate makes images from prompts, Custom computes tensors with your own program or class."""
     listed: bool = False
     """Whether `GET /v1/models` at the gateway's root lists this service. Others answer requests too."""
     access: Access = Access()

@@ -255,14 +255,14 @@ BAD_SERVICES: tuple[Bad, ...] = (
         task="Embed",
         engine={"tensorParallelSize": 2},
     ),
-    vllm("vLLM with a tool parser", "spec.engine", "vLLM's parsers are arguments", reasoningParser="Think"),
+    vllm("vLLM with a tool parser", "spec.engine", "vLLM's parsers and hosts", reasoningParser="Think"),
     bad(
         "a host that is a URL",
         "spec.engine.mediaHosts",
-        "must be hosts as NAME",
+        "must be NAME",
         engine={"mediaHosts": ["https://a.b"]},
     ),
-    vllm("vLLM with hosts of images", "spec.engine", "vLLM's hosts are an argument", mediaHosts=["a.example"]),
+    vllm("vLLM with hosts of images", "spec.engine", "vLLM's parsers and hosts", mediaHosts=["a.example"]),
     vllm(
         "argument of a field",
         "spec.engine.args",
