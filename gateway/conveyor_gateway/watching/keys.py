@@ -6,6 +6,7 @@ one, so the time of the search reveals nothing (docs/adr/0178). Keys that are no
 
 import math
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -39,13 +40,18 @@ class Key:
 
 
 class KeyTable(Table[Key]):
-    """The APIKeys by `namespace/name`."""
+    """The APIKeys by `namespace/name`. One that cannot be parsed grants nothing, whatever its last version granted.
+
+    If several APIKeys of a namespace have the same hash, the one with the lowest name counts, at all gateways.
+    """
+
+    drops_unreadable = True
 
     def __init__(self, now_unix: Callable[[], float] = time.time) -> None:
         self._keys: dict[str, Key] = {}
-        self._by_hash: dict[str, Key] = {}  # by `NAMESPACE/HASH`
+        self._by_hash: dict[str, list[Key]] = {}  # by `NAMESPACE/HASH`, sorted by name
         self._now_unix = now_unix
-        super().__init__(self._keys, Unreadable("apikey"), "APIKeys", MAX_KEYS)
+        super().__init__(self._keys, Unreadable("apikey", "its keys are rejected"), "APIKeys", MAX_KEYS)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -56,9 +62,10 @@ class KeyTable(Table[Key]):
         if namespace is None:
             return None
         sha256 = hash_key(text)
-        key = self._by_hash.get(f"{namespace}/{sha256}")
-        if key is None:
+        keys = self._by_hash.get(f"{namespace}/{sha256}")
+        if keys is None:
             return Proof(None, _UNKNOWN)
+        key = keys[0]
         return Proof(key.caller) if self._now_unix() < key.expires_unix[sha256] else Proof(None, _EXPIRED)
 
     def _parse(self, body: Json) -> Key:
@@ -71,7 +78,7 @@ class KeyTable(Table[Key]):
         self._drop(key)
         self._keys[key] = item
         for sha256 in item.expires_unix:
-            self._by_hash[f"{item.caller.namespace}/{sha256}"] = item
+            insort(self._by_hash.setdefault(f"{item.caller.namespace}/{sha256}", []), item, key=_find_name)
 
     def _drop(self, key: str) -> None:
         dropped = self._keys.pop(key, None)
@@ -79,8 +86,14 @@ class KeyTable(Table[Key]):
             return
         for sha256 in dropped.expires_unix:
             entry = f"{dropped.caller.namespace}/{sha256}"
-            if self._by_hash.get(entry) is dropped:  # another APIKey of the namespace may have the same hash
+            keys = self._by_hash[entry]
+            del keys[bisect_left(keys, dropped.caller.name, key=_find_name)]
+            if not keys:
                 del self._by_hash[entry]
+
+
+def _find_name(key: Key) -> str:
+    return key.caller.name
 
 
 def parse_key(body: Json) -> Key:
@@ -95,8 +108,10 @@ def parse_key(body: Json) -> Key:
         limits=_parse_limits(spec.limits),
         services=frozenset(each if "/" in each else f"{namespace}/{each}" for each in spec.services),
     )
-    last = _parse_expiry(spec.expires)
-    return Key(caller, {each.sha256: min(last, _parse_expiry(each.expires)) for each in spec.hashes})
+    expires_unix, last = dict[str, float](), _parse_expiry(spec.expires)
+    for each in spec.hashes:  # one may occur twice
+        expires_unix[each.sha256] = min(last, _parse_expiry(each.expires), expires_unix.get(each.sha256, math.inf))
+    return Key(caller, expires_unix)
 
 
 def _parse_expiry(text: str | None) -> float:

@@ -1,13 +1,13 @@
 """A sink of `watch` that keeps the parsed objects of one kind.
 
 The sum of the objects' weights is limited for each namespace, so that no tenant can fill the gateway's memory. If an
-object cannot be parsed, or exceeds its namespace's limit, its last valid version stays.
+object cannot be parsed, or exceeds its namespace's limit, its last valid version stays, except for `drops_unreadable`.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json, find_key, keys_within
@@ -17,6 +17,8 @@ _Item = TypeVar("_Item")
 
 class Table(ABC, Generic[_Item]):
     """One item for each object. Subclasses parse, weigh and store the items."""
+
+    drops_unreadable: ClassVar[bool] = False  # whether an object that cannot be parsed loses its last valid version
 
     def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, kind: str, most: int) -> None:
         """items: the stored items by `namespace/name`. most: limit of the items' weights in one namespace."""
@@ -55,7 +57,10 @@ class Table(ABC, Generic[_Item]):
         """Store a new or changed object. Return its key."""
         key = find_key(body)
         item = self.unreadable.parse(key, self._parse_within_limit, body)
-        if item is not None and item != self._items.get(key):
+        if item is None:
+            if self.drops_unreadable:
+                self._remove(key)
+        elif item != self._items.get(key):
             self._keep(key, item)
         return key
 

@@ -1,5 +1,6 @@
 """Tests which keys prove a caller, and until when."""
 
+import itertools
 import time
 from typing import Any
 
@@ -91,10 +92,26 @@ def test_a_changed_object_replaces_its_hashes() -> None:
     assert find_name(table, new) == "team-a/ci"
 
 
-def test_of_two_objects_with_one_hash_the_later_counts_and_the_first_leaves_it_alone() -> None:
-    table = make_table(make_api_key("team-a", "old"), make_api_key("team-a", "new"))
-    table.delete(make_api_key("team-a", "old"))
-    assert find_name(table, KEY) == "team-a/new"
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
+def test_of_several_objects_with_one_hash_the_lowest_name_counts_until_it_is_deleted(order: tuple[str, ...]) -> None:
+    bodies = {name: make_api_key("team-a", name) for name in order}
+    table = make_table(*bodies.values())
+    table.put(make_api_key("team-a", "b", KEY, owner="ml"))
+    assert find_name(table, KEY) == "team-a/a"
+    table.delete(bodies["a"])
+    assert find_name(table, KEY) == "team-a/b"
+    table.delete(bodies["c"])
+    assert find_name(table, KEY) == "team-a/b"
+    table.delete(bodies["b"])
+    assert (table.find(KEY), table._by_hash) == (Proof(None, UNKNOWN), {})
+
+
+@pytest.mark.parametrize("ends", list(itertools.permutations(["2027-01-15T08:00:00Z", None])), ids=str)
+def test_of_a_hash_that_an_object_has_twice_the_earlier_end_counts(ends: tuple[str | None, str | None]) -> None:
+    body = make_api_key("team-a", "ci", KEY, KEY)
+    for each, end in zip(body["spec"]["hashes"], ends, strict=True):
+        each["expires"] = end
+    assert make_table(body).find(KEY) == Proof(None, EXPIRED)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +161,17 @@ def test_a_namespace_with_too_many_keys_keeps_the_first_ones_and_takes_none_from
 def test_an_object_that_the_gateway_cannot_read_is_skipped() -> None:
     table = make_table(make_api_key("team-a", services=["Not A Name"]))
     assert (len(table), len(table.unreadable)) == (0, 1)
+
+
+def test_an_object_that_the_gateway_can_no_longer_read_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    other = make_key("team-a", 2)
+    table = make_table(make_api_key("team-a"), make_api_key("team-a", "two", other))
+    table.put(make_api_key("team-a", services=["Not A Name"]))
+    assert (table.find(KEY), len(table), len(table.unreadable)) == (Proof(None, UNKNOWN), 1, 1)
+    assert "key=team-a/ci consequence=its keys are rejected" in caplog.text
+    assert find_name(table, other) == "team-a/two"
+    table.put(make_api_key("team-a"))
+    assert find_name(table, KEY) == "team-a/ci"
 
 
 def test_guessing_is_cheap_and_fills_nothing() -> None:
