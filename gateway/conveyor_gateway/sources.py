@@ -68,7 +68,8 @@ class ClusterSource:
                 for collection, state in watched
             ]
             issuer = catalog.issuer
-            following = follow_issuer(client, issuer.set_keys, issuer.wanted, SHORTEST_SECONDS)
+            issuer.begin()
+            following = follow_issuer(client, issuer.set_keys, issuer.note_attempt, issuer.wanted, SHORTEST_SECONDS)
             watches.append(tasks.create_task(following))
             yield
             for watch in watches:

@@ -32,9 +32,13 @@ _UNREADABLE: Final = (TimeoutError, OSError, aiohttp.ClientError, ValueError, Ty
 
 
 async def follow_issuer(
-    client: ApiClient, on_keys: Callable[[str, list[Json]], None], wanted: asyncio.Event, shortest_seconds: float
+    client: ApiClient,
+    on_keys: Callable[[str, list[Json]], None],
+    on_attempt: Callable[[], None],
+    wanted: asyncio.Event,
+    shortest_seconds: float,
 ) -> None:
-    """Call `on_keys` with the issuer and its JSON Web Keys, until cancelled.
+    """Call `on_keys` with the issuer and its JSON Web Keys, and `on_attempt` after each attempt, until cancelled.
 
     The keys are read every minute, and soon after `wanted` is set, but at most every `shortest_seconds`. After a failed
     read, the former keys stay in use.
@@ -50,6 +54,7 @@ async def follow_issuer(
             if failure != reported:
                 logger.warning("event=issuer_unreadable consequence=no_new_keys_for_tokens error=%s", failure[:300])
                 reported = failure
+        on_attempt()
         await asyncio.sleep(shortest_seconds)
         try:
             async with asyncio.timeout(random.uniform(0.8, 1.0) * _REFRESH_SECONDS):

@@ -8,6 +8,7 @@ its pod or ServiceAccount was deleted (docs/adr/0179).
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,20 +36,30 @@ _INVALID: Final = "this token is not valid: {}"
 
 
 class Issuer:
-    """The issuer of the cluster's tokens. `wanted` is set when a token names a key that is not known."""
+    """The issuer of the cluster's tokens. `wanted` is set when a token names a key that is not known.
+
+    Without `begin` nobody reads keys, so a token with an unknown key is rejected and never pending.
+    """
 
     def __init__(self, now_unix: Callable[[], float] = time.time) -> None:
         self.wanted = asyncio.Event()
         self._now_unix = now_unix
         self._name = ""
-        self._read_unix = 0.0
+        self._attempted_unix = math.inf  # the end of the last attempt to read the keys
         self._published: Sequence[Mapping[str, Any]] = ()
         self._keys: dict[str, jwt.PyJWK] = {}
         self._remembered: dict[bytes, tuple[Caller, float]] = {}  # caller and last second, by the token's hash
 
+    def begin(self) -> None:
+        """Expect a first attempt to read the keys."""
+        self._attempted_unix = -math.inf
+
+    def note_attempt(self) -> None:
+        """Note that an attempt to read the keys has ended, whether or not it has failed."""
+        self._attempted_unix = self._now_unix()
+
     def set_keys(self, name: str, published: Sequence[Mapping[str, Any]]) -> None:
         """Use these keys from now on. Callers that other keys have proved are forgotten."""
-        self._read_unix = self._now_unix()
         if (name, published) == (self._name, self._published):
             return
         self._name, self._published = name, published
@@ -68,7 +79,7 @@ class Issuer:
             return Proof(caller)
         try:
             return self._verify(text, digest)
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, RecursionError) as error:  # clients choose how deep a token's JSON is nested
             return Proof(None, _INVALID.format(error))
 
     def _verify(self, text: str, digest: bytes) -> Proof:
@@ -79,8 +90,8 @@ class Issuer:
         key = self._keys.get(str(unverified["header"].get("kid")))
         if key is None:
             self.wanted.set()
-            are_old = self._now_unix() - self._read_unix >= SHORTEST_SECONDS
-            return Proof(None, _INVALID.format("it is signed with an unknown key"), is_pending=are_old)
+            is_due = self._now_unix() - self._attempted_unix >= SHORTEST_SECONDS
+            return Proof(None, _INVALID.format("it is signed with an unknown key"), is_pending=is_due)
         claims = jwt.decode(
             text,
             key,

@@ -14,7 +14,7 @@ from tests.gateway.tokens import ISSUER, NOW_UNIX, Signer, make_claims
 
 from conveyor_gateway.caller import Caller
 from conveyor_gateway.watching import issuer as issuer_module
-from conveyor_gateway.watching.issuer import LEEWAY_SECONDS, MAX_TOKEN_CHARACTERS, Issuer
+from conveyor_gateway.watching.issuer import LEEWAY_SECONDS, MAX_TOKEN_CHARACTERS, SHORTEST_SECONDS, Issuer
 from conveyor_gateway.watching.keys import Proof
 
 SIGNER, ANOTHER, ELLIPTIC = Signer(), Signer(), Signer("elliptic", "ES256")  # ANOTHER has the same key id as SIGNER
@@ -50,6 +50,11 @@ def issuer(clock: Clock) -> Issuer:
 
 def encode(part: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+
+
+def encode_deep(start: str) -> str:
+    """Return an object that begins with `start`, with arrays nested deeper than Python's limit of 1,000 calls."""
+    return base64.urlsafe_b64encode(f"{start}{'[' * 1100}{']' * 1100}}}".encode()).rstrip(b"=").decode()
 
 
 def forge_with_public_key() -> str:
@@ -114,6 +119,8 @@ ATTACKS: dict[str, Callable[[], str]] = {
     "deep": lambda: (
         f"{encode({'alg': 'RS256', 'kid': SIGNER.kid})}.{base64.urlsafe_b64encode(b'[' * 2000).decode()}.AAAA"
     ),
+    "deep claims of a known key": lambda: ".".join((SIGNER.sign().partition(".")[0], encode_deep('{"iss": '), "AAAA")),
+    "deep header": lambda: ".".join((encode_deep('{"alg": "RS256", "x": '), encode(make_claims()), "AAAA")),
     "huge": lambda: SIGNER.sign(padding="x" * MAX_TOKEN_CHARACTERS),
 }
 
@@ -165,6 +172,7 @@ def test_a_rotation_of_keys_is_followed(issuer: Issuer, clock: Clock) -> None:
 def test_an_unknown_key_asks_for_new_ones_and_the_client_retries_only_if_they_are_old(
     issuer: Issuer, clock: Clock
 ) -> None:
+    issuer.note_attempt()
     new = Signer("second")
     proof = issuer.find(new.sign())
     assert proof is not None
@@ -177,10 +185,29 @@ def test_an_unknown_key_asks_for_new_ones_and_the_client_retries_only_if_they_ar
     assert issuer.find(new.sign()) == Proof(WEB)
 
 
-def test_without_keys_nothing_is_proved_yet() -> None:
+def test_a_token_is_rejected_as_soon_as_an_attempt_to_read_keys_has_failed(clock: Clock) -> None:
+    """Otherwise a client would retry for as long as the gateway cannot read the keys."""
+    issuer, token = Issuer(lambda: clock.now_unix), SIGNER.sign()
+    issuer.begin()
+
+    def is_pending() -> bool:
+        proof = issuer.find(token)
+        assert proof is not None
+        assert proof.caller is None
+        return proof.is_pending
+
+    assert is_pending(), "the first attempt has not ended"
+    for _ in range(3):
+        issuer.note_attempt()
+        assert not is_pending()
+        clock.now_unix += SHORTEST_SECONDS
+        assert is_pending(), "another attempt begins at once"
+
+
+def test_where_nobody_reads_keys_a_token_is_rejected() -> None:
     proof = Issuer().find(SIGNER.sign())
     assert proof is not None
-    assert (proof.caller, proof.is_pending) == (None, True)
+    assert (proof.caller, proof.is_pending) == (None, False)
 
 
 @pytest.mark.parametrize(
