@@ -3,7 +3,8 @@
 Built by `server`, called by `listening`. The gateway does not authenticate clients, so a client is an address, usually
 the peer's. Behind trusted proxies, the client is the last address in X-Forwarded-For that is not a trusted proxy's, or
 the first of the last MAX_FORWARDED. Earlier addresses in this header cannot be trusted. A trusted proxy that has
-checked a key or a login can instead name the client in a header of its own.
+checked a key or a login can instead name the client in a header of its own. Such a name never equals that of a caller
+whose key or token the gateway has checked.
 """
 
 import re
@@ -14,12 +15,14 @@ from typing import Final, NamedTuple
 
 from aiohttp.web import BaseRequest
 
+from conveyor_gateway.caller import ACCOUNT_PREFIX
 from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
 from conveyor_process.listening import name_peer
 
 MAX_FORWARDED: Final = 16  # addresses of X-Forwarded-For that are read, from the last one; each proxy appends one
 _CLIENT_PREFIX_BITS: Final = 64  # an IPv6 client usually has a whole network with this prefix
+_PROXY_PREFIX: Final = "proxy:"  # no namespace contains a colon
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}")  # can be logged unchanged
 
 
@@ -47,7 +50,7 @@ class Clients:
             return Client(description)
         names = request.headers.getall(self._name_header, ()) if self._name_header else ()
         if names and _NAME.fullmatch(names[-1]):  # a proxy that appends writes the last one
-            return Client(names[-1], is_named=True)
+            return Client(_keep_apart(names[-1]), is_named=True)
         return Client(self._find_address(request, client))
 
     def _find_address(self, request: BaseRequest, client: IPv4Address | IPv6Address) -> str:
@@ -72,6 +75,11 @@ class Clients:
 
     def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._trusted_proxies)
+
+
+def _keep_apart(name: str) -> str:
+    """Return a proxy's name for a client, with a prefix if it has the form of a caller's name."""
+    return f"{_PROXY_PREFIX}{name}" if "/" in name or name.startswith(ACCOUNT_PREFIX) else name
 
 
 def _parse_address(text: str) -> IPv4Address | IPv6Address | None:

@@ -78,6 +78,13 @@ def test_a_trusted_proxy_names_the_client_in_the_header_of_the_setting(
     assert not CLIENTS.find(request).is_named, "without the setting"
 
 
+@pytest.mark.parametrize("name", ["team-a/ci", "system:serviceaccount:apps:web", "a/b/c", "/"])
+def test_a_name_from_a_proxy_never_equals_that_of_a_key_or_an_account(name: str) -> None:
+    clients = Clients(PROGRAM.parse(["--trusted-proxies=10.0.0.0/8"], {}).trusted_proxies, "X-Client")
+    request = make_mocked_request("POST", "/", headers=CIMultiDict({"X-Client": name})).clone(remote="10.0.0.1")
+    assert clients.find(request) == Client(f"proxy:{name}", is_named=True)
+
+
 def test_a_header_without_trusted_proxies_is_refused() -> None:
     with pytest.raises(SettingsError, match="has no effect without `trusted_proxies`"):
         PROGRAM.parse(["--client-header=X-Client"], {})
