@@ -42,14 +42,14 @@ def choose_priority(
     """Return the priority of a request whose `X-Request-Class` is `named_class`. Raises GatewayError.
 
     body: with the fields `fields`; empty if it is a form, whose fields have no effect on the order. max_class: the most
-    urgent class that the caller may have, if the service has a class of this name.
+    urgent class that the caller may have; "" if the caller has no limit of its own.
     """
     classes = service.classes
     if named_class is not None:
         named: QueueClass | None = _find_named(classes, named_class)
     else:
         named = _find_by_priority(service, fields.priority, body)
-    granted = classes.lower(named or classes.default, classes.find_name(max_class))
+    granted = classes.lower(named or classes.default, max_class)
     offset_seconds = 0.0
     if classes.is_shortest_first:
         offset_seconds = _delay_long(work.prompt_tokens + work.answer_tokens)

@@ -47,9 +47,15 @@ class QueueClasses:
         """Return the class with the nearest level at or above `priority`, or the least urgent class."""
         return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
 
-    def lower(self, chosen: QueueClass, best: QueueClass | None) -> QueueClass:
-        """Return `chosen`, or a less urgent class: the one that clients may have, or `best`, the caller's own limit."""
-        return max(chosen, self.best, best or chosen, key=lambda each: each.level)
+    def lower(self, chosen: QueueClass, max_class: str) -> QueueClass:
+        """Return `chosen`, or a less urgent class: the one that clients may have, or the caller's own limit.
+
+        max_class: the name of this limit; "" without one. A name of no class limits the caller to the least urgent one.
+        """
+        limits = [self.best]
+        if max_class and self.ordered:
+            limits.append(self.find_name(max_class) or self.ordered[-1])
+        return max(chosen, *limits, key=lambda each: each.level)
 
 
 WITHOUT_CLASSES = QueueClasses()

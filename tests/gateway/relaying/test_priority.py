@@ -64,6 +64,19 @@ def test_a_better_class_than_a_client_may_have_is_lowered() -> None:
     assert not choose(service).is_lowered, "the client named none"
 
 
+@pytest.mark.parametrize(
+    ("max_class", "expected"), [("", "chat"), ("chat", "chat"), ("tools", "tools"), ("batch", "batch"), ("x", "batch")]
+)
+def test_the_limit_of_a_key_lowers_the_class_and_an_unknown_name_is_the_strictest_limit(
+    max_class: str, expected: str
+) -> None:
+    service = make_service()
+    work = estimate_work(service, b"{}", NO_FIELDS, may_generate=True)
+    assert name_of(choose_priority(service, "chat", b"{}", NO_FIELDS, 600.0, work, max_class)) == expected
+    classless = make_service([])
+    assert name_of(choose_priority(classless, None, b"{}", NO_FIELDS, 600.0, work, max_class)) == ""
+
+
 @pytest.mark.parametrize("named", ["best", "", "Chat", "x" * 500])
 def test_an_unknown_class_is_refused_with_those_that_there_are(named: str) -> None:
     with pytest.raises(GatewayError, match="its classes are chat, tools, batch") as caught:
