@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import TextIO
 
 from conveyor_api.text import make_printable
@@ -125,22 +126,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags.command == "models":
         return _list_families(flags)
     try:
-        cluster = Cluster(flags.kubeconfig, flags.context)
+        connect = cache(partial(Cluster, flags.kubeconfig, flags.context))
         match flags.command:
             case "check":
-                return _check(cluster)
+                return _check(connect())
             case "rollback-check":
-                return _check_rollback(cluster, flags)
+                return _check_rollback(connect(), flags)
             case "key":
-                return keys.run(cluster, flags, _print)
+                return keys.run(connect, flags, _print)
             case "usage":
-                return usage.show(cluster, flags, _print)
+                return usage.show(connect(), flags, _print)
             case "tune":
-                return tuning.tune(cluster, flags, _print)
+                return tuning.tune(connect(), flags, _print)
             case "advise":
-                return advising.show_advice(cluster, flags, _print)
+                return advising.show_advice(connect(), flags, _print)
             case _:
-                return _explain(cluster, flags)
+                return _explain(connect(), flags)
     except Unanswered as error:
         _print(f"kubectl conveyor: {error}", sys.stderr)
         return 1

@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 from conveyor_api import names
+from conveyor_api.access import EVERY
 from conveyor_api.api_key import SECRET_DIGITS, APIKey, build_key, hash_key
 from conveyor_api.errors import InvalidResource
 from conveyor_insight.facts import Object, Unanswered
@@ -82,25 +83,26 @@ def add_commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParse
     return parsers
 
 
-def run(cluster: Cluster, flags: argparse.Namespace, show: Print) -> int:
-    """Run a command of `key`. Raises Unanswered."""
-    namespace = flags.namespace or cluster.namespace
+def run(connect: Callable[[], Cluster], flags: argparse.Namespace, show: Print) -> int:
+    """Run a command of `key`. Raises Unanswered. A manifest with a given namespace needs no cluster."""
+    namespace = flags.namespace or connect().namespace
     match flags.action:
         case "create":
-            _create(cluster, namespace, flags, show)
+            _create(connect, namespace, flags, show)
         case "rotate":
-            _rotate(cluster, namespace, flags, show)
+            _rotate(connect(), namespace, flags, show)
         case "revoke":
             path = API_KEY.path(namespace, flags.name)
+            cluster = connect()
             cluster.get(path)
             cluster.delete(path)
             show(f"revoked {namespace}/{flags.name}", sys.stderr)
         case _:
-            show(_build_list(cluster.get(API_KEY.path(namespace))["items"]))
+            show(_build_list(connect().get(API_KEY.path(namespace))["items"]))
     return 0
 
 
-def _create(cluster: Cluster, namespace: str, flags: argparse.Namespace, show: Print) -> None:
+def _create(connect: Callable[[], Cluster], namespace: str, flags: argparse.Namespace, show: Print) -> None:
     key = build_key(namespace, secrets.token_bytes(SECRET_DIGITS // 2))
     limits = {_camel(limit): getattr(flags, limit.replace("-", "_")) for limit in _LIMITS}
     spec: dict[str, Any] = {
@@ -113,14 +115,17 @@ def _create(cluster: Cluster, namespace: str, flags: argparse.Namespace, show: P
     }
     body = _build(namespace, flags.name, {name: value for name, value in spec.items() if value is not None})
     if flags.output != "yaml":
-        cluster.create(API_KEY.path(namespace), body)
+        connect().create(API_KEY.path(namespace), body)
     _show(key, body, flags, show)
 
 
 def _rotate(cluster: Cluster, namespace: str, flags: argparse.Namespace, show: Print) -> None:
-    """Replace the key. Of two former keys, the one that expires first is dropped."""
+    """Replace the key. Of two former keys, the one that expires first is dropped. Raises Unanswered."""
     path = API_KEY.path(namespace, flags.name)
     found = cluster.get(path)
+    if (ends := found["spec"].get("expires")) is not None and ends <= _format(timedelta()):
+        message = f"the APIKey {namespace}/{flags.name} expired at {ends}; set a later spec.expires, or remove it"
+        raise Unanswered(message)
     key = build_key(namespace, secrets.token_bytes(SECRET_DIGITS // 2))
     former = max(found["spec"]["hashes"], key=_find_end)
     end = min(_find_end(former), _format(flags.overlap))
@@ -171,7 +176,7 @@ def _build_row(body: Object) -> tuple[str, ...]:
     return (
         body["metadata"]["name"],
         spec.get("owner", "-"),
-        ",".join(spec["services"]),
+        ",".join(spec.get("services", [EVERY])),
         spec.get("maxClass", "-"),
         limits or "-",
         "-" if ends is None else ends if ends > now else f"{ends} (expired)",

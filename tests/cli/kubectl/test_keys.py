@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.gateway.keys import make_api_key
 
 from conveyor_api import names
 from conveyor_api.api_key import hash_key
@@ -113,6 +115,41 @@ def test_the_list_shows_who_may_what_until_when(run: Run) -> None:
     header, row = run("list")[1].splitlines()
     assert header.split() == ["NAME", "OWNER", "SERVICES", "CLASS", "LIMITS", "EXPIRES", "KEYS"]
     assert row.split() == ["ci", "ml", "chat", "batch", "concurrentRequests=4", "-", "1"]
+
+
+def test_the_list_shows_an_object_without_services(run: Run, crd: Api, namespace: str) -> None:
+    """The API server adds no default, and the gateway takes the absence as *."""
+    body = make_api_key(namespace)
+    path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.API_KEY_PLURAL}/ci"
+    crd.apply(path, body)
+    code, out, _ = run("list")
+    assert (code, out.splitlines()[1].split()[:3]) == (0, ["ci", "-", "*"])
+
+
+def test_a_manifest_needs_no_cluster_if_the_namespace_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = f"--kubeconfig={tmp_path / 'absent'}"
+    assert main(["key", "create", "ci", "-n", "team-a", "-o", "yaml", absent]) == 0
+    captured = capsys.readouterr()
+    found = KEY.search(captured.err)
+    assert found is not None
+    assert find_caller(yaml.safe_load(captured.out), found[0]) == "team-a/ci"
+    for arguments in (["-n", "team-a"], ["-o", "yaml"]):
+        assert main(["key", "create", "ci", *arguments, absent]) == 1
+        assert "cannot load a kubeconfig" in capsys.readouterr().err
+
+
+def test_an_expired_object_gets_no_new_key_because_nobody_could_use_it(
+    run: Run, find: Callable[[str], Any], crd: Api, namespace: str
+) -> None:
+    body = make_api_key(namespace, "old", expires="2026-01-01T00:00:00Z")
+    path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.API_KEY_PLURAL}/old"
+    crd.apply(path, body)
+    code, out, err = run("rotate", "old")
+    assert (code, out) == (1, "")
+    assert f"the APIKey {namespace}/old expired at 2026-01-01T00:00:00Z; set a later spec.expires" in err
+    assert find("old")["spec"] == body["spec"]
 
 
 @pytest.mark.parametrize(
