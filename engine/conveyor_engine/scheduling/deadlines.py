@@ -42,8 +42,10 @@ class Pace:
 class Deadlines:
     """Requests that were never admitted, ordered by the latest time at which they may begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_per_step: int = 1) -> None:
+        """tokens_per_step: the most tokens that a step can add to one answer."""
         self.pace = Pace()
+        self._tokens_per_step = tokens_per_step
         self._waiting = Ordered[RequestState]()
 
     def add(self, request: RequestState) -> None:
@@ -72,7 +74,7 @@ class Deadlines:
             yield request, _explain(request.deadline - now, request.deadline - latest)
 
     def _latest_start(self, request: RequestState) -> float:
-        return request.deadline - request.num_steps_least * self.pace.step_seconds
+        return request.deadline - request.count_steps_least(self._tokens_per_step) * self.pace.step_seconds
 
 
 def _explain(left: float, needed: float) -> str:

@@ -179,14 +179,18 @@ class RequestState:
         """Number of tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def num_steps_least(self) -> int:
-        """The minimum number of steps for its whole answer. The step that ends the prompt yields the first token."""
+    def count_steps_least(self, tokens_per_step: int) -> int:
+        """Return the minimum number of steps for its whole answer.
+
+        The step that ends the prompt yields the first token. If drafts are accepted, a step yields up to
+        `tokens_per_step` tokens. A request that follows a constraint has no drafts.
+        """
         if self.num_steps > 1:
             return self.num_steps
         params = self.params
         is_fixed = not self.stop_ids and not params.stop
-        return max(1, params.max_tokens if is_fixed else params.min_tokens)
+        num_tokens = params.max_tokens if is_fixed else params.min_tokens
+        return max(1, math.ceil(num_tokens / (tokens_per_step if self.constraint is None else 1)))
 
     @property
     def step_cost(self) -> int:

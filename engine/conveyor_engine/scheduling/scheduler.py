@@ -99,7 +99,8 @@ class Scheduler:
         self.slots = slots
         takes = None if slots is None else slots.takes
         self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks, takes)
-        self._deadlines, self._draining = Deadlines(), False
+        tokens_per_step = 1 if self.speculation is None else 1 + self.speculation.max_tokens
+        self._deadlines, self._draining = Deadlines(tokens_per_step), False
         self._admission = Admission(
             self._policy,
             self._batch,

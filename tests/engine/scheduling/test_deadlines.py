@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.engine.builders import make_request, make_scheduler, names_of, run_step
+from tests.engine.builders import SumModThree, make_request, make_scheduler, names_of, run_step
 
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason
@@ -63,6 +63,26 @@ def test_an_answer_that_needs_more_steps_than_its_time_allows_is_not_begun() -> 
     assert outputs["hopeless"].message == "the request has 4.9 s left and would take 5 s at least: it was not begun"
     assert set(scheduler.requests) == {"just", "may end early"}
     assert scheduler.stats().num_late == 1
+
+
+def test_with_drafts_an_answer_may_take_a_fraction_of_the_steps() -> None:
+    scheduler = make(
+        max_num_seqs=3,
+        speculation="ngram",
+        speculation_tokens=4,
+        constrain=lambda request: SumModThree() if request.request_id == "follows a grammar" else None,
+    )
+    now = run_steps(scheduler, 20, 0.5)
+    sized: dict[str, Any] = {"max_tokens": 10, "ignore_eos": True, "arrival_time": now}
+    scheduler.add_request(make_request("hopeless", 4, deadline=now + 0.9, **sized))
+    scheduler.add_request(make_request("just", 4, deadline=now + 1.1, **sized))
+    scheduler.add_request(make_request("follows a grammar", 4, deadline=now + 4.9, **sized))
+    scheduler.schedule(now)
+    assert {output.request_id: output.message for output in scheduler.take_outputs()} == {
+        "hopeless": "the request has 0.9 s left and would take 1 s at least: it was not begun",
+        "follows a grammar": "the request has 4.9 s left and would take 5 s at least: it was not begun",
+    }
+    assert names_of(scheduler.running) == ["just"]
 
 
 def test_few_steps_say_nothing_of_how_long_an_answer_takes() -> None:
