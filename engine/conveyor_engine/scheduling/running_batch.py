@@ -115,6 +115,9 @@ class RunningBatch:
         """Plan the step. It is open until `end_step`, `undo_step` or `halve_step` is called with its number."""
         if self._speculation is not None and step.decodes:
             self._add_drafts(self._speculation, step)
+        return self._open(step)
+
+    def _open(self, step: Step) -> StepPlan:
         self._num_planned += 1
         self._steps[step.number] = step
         return step.plan()
@@ -159,18 +162,19 @@ class RunningBatch:
     def halve_step(self, number: int) -> Iterator[StepPlan]:
         """End the only open step without computing it. Plan a step for its older requests, then one for the newer ones.
 
-        A request that has left the batch is in neither half.
+        A request that has left the batch is in neither half. Halves have no drafts, which may be why the step failed.
         """
         step = self._steps.pop(number)
         wanted = step.undo()
         self.preempt_readers(step.orphaned)
         for works in halves(wanted):
             half = self.new_step()
+            half.planned_at = step.planned_at
             for work in works:
                 if work.is_wanted and work.num_tokens:
-                    half.add(work.request, min(work.num_tokens, work.request.num_pending_tokens))  # without drafts
+                    half.add(work.request, min(work.num_tokens, work.request.num_pending_tokens))
             if half.num_tokens:
-                yield self.start_step(half)
+                yield self._open(half)
 
     @contextmanager
     def plan_alone(self, request: RequestState) -> Iterator[StepPlan]:

@@ -4,9 +4,19 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.engine.builders import SumModThree, make_facts, make_request, make_scheduler
+from tests.engine.builders import (
+    Oracle,
+    PretendedModel,
+    SumModThree,
+    make_facts,
+    make_request,
+    make_scheduler,
+    next_token,
+)
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop import step_runner
+from conveyor_engine.loop.executor import Sample
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.speculation import READ_TOKENS, STEPS_PER_TRIAL
 from conveyor_engine.wire.request import FinishReason
@@ -177,6 +187,35 @@ def test_a_request_whose_last_token_is_not_known_has_no_drafts() -> None:
     scheduler.add_request(make_request("a", PERIOD * 4, max_tokens=30))
     plans = [scheduler.schedule(0.0) for _ in range(3)]
     assert all(plan is not None and not plan.drafts for plan in plans)
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_step_that_failed_is_run_again_without_drafts(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsWithDrafts(PretendedModel):
+        num_failed = 0
+
+        def begin(self, plan: StepPlan) -> Sample:
+            if plan.drafts:
+                self.num_failed += 1
+                raise RuntimeError("out of memory")
+            return super().begin(plan)
+
+    monkeypatch.setattr(step_runner._log, "disabled", True)
+    scheduler = make_speculative()
+    scheduler._batch._speculation = Oracle(4, next_token)
+    planned_at = []
+    scheduler.on_step = lambda step, *_: planned_at.append(step.planned_at)
+    model, now, ends = FailsWithDrafts(block_size=4), 100.0, {}
+    for name in names:
+        scheduler.add_request(make_request(name, max_tokens=20, ignore_eos=True))
+    while (plan := scheduler.schedule(now)) is not None:
+        step_runner.run_step(scheduler, model, plan)
+        ends |= {output.request_id: output.finish_reason for output in scheduler.take_outputs()}
+        assert planned_at[-1] == now, "its cost is measured from here"
+        now += 1
+    assert ends == dict.fromkeys(names, FinishReason.LENGTH)
+    assert model.num_failed > 5
+    assert not model.wrong
 
 
 @pytest.mark.parametrize("accepted", [0, 2, 3])
