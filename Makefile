@@ -231,8 +231,9 @@ expose: venv tools ## Try docs/expose.md with a real Ingress controller and Gate
 fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare Debian root, as root
 	python3 -m e2e.fresh make $(or $(TARGET),set-up cluster-down)
 
+# In one call make would run the target once.
 fresh-try:
-	@$(MAKE) --no-print-directory fresh TARGET="try try"
+	python3 -m e2e.fresh sh -c "make try && make try"
 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
 	@$(MAKE) --silent --no-print-directory venv >&2
