@@ -52,7 +52,7 @@ def add_commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParse
         "--services",
         metavar="LIST",
         default="*",
-        help="services that the key may use, with commas between them: names in the namespace, * for all of them, or "
+        help="services that the key may use, with commas between them: names in the namespace, `*` for all of them, or "
         "NAMESPACE/NAME (default: %(default)s)",
     )
     creating.add_argument("--owner", metavar="TEXT", help="who uses the key, for limits and usage")
