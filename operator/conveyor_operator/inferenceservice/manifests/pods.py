@@ -1,9 +1,9 @@
 """Builds the pod template of engines. Pure.
 
 An initContainer fetches or checks the model, and a container serves it. One more initContainer fetches each adapter
-with a Secret. `tls` changes ports and probes afterwards. The pods meet the "restricted" Pod Security standard. Labels and annotations contain no version, so that
-an upgrade of the operator restarts no engine. For the same reason a test compares the rendered template, so that only
-deliberate changes alter it.
+with a Secret. `tls` changes ports and probes afterwards. The pods meet the "restricted" Pod Security standard. Labels
+and annotations contain no version, so that an upgrade of the operator restarts no engine. For the same reason a test
+compares the rendered template, so that only deliberate changes alter it.
 """
 
 from collections.abc import Mapping
