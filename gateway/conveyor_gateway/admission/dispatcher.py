@@ -202,7 +202,7 @@ class Dispatcher:
         while (ticket := self._waiting.first(wanted, full_level, skipped)) is not None:
             if not self._keeps_places(ticket, now):
                 return ticket
-            skipped.add(ticket.client)  # at most MOST_WITH_MANY clients
+            skipped.add(ticket.client)  # at most MOST_WITH_MANY clients, because each has many places
         return None
 
     def _keeps_places(self, ticket: Ticket, now: float) -> bool:
@@ -219,7 +219,8 @@ class Dispatcher:
 
     @property
     def _num_places(self) -> int:
-        return self._pool.num_ready * self._limits.place_limit
+        """The places of all ready engines, or those in use if engines that left still run requests."""
+        return max(self._pool.num_ready * self._limits.place_limit, len(self.dispatched))
 
     def _find_full_level(self) -> int | None:
         """Return the lowest level whose class uses its whole share of the places.

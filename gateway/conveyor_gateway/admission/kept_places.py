@@ -35,7 +35,10 @@ class KeptPlaces:
             del self._num_of_client[client]
 
     def has_many(self, client: str, num_places: int) -> bool:
-        """Return whether the client has a large part of the places. At most MOST_WITH_MANY clients do."""
+        """Return whether the client has a large part of the places. At most MOST_WITH_MANY clients do.
+
+        num_places: at least the number of requests that run, of all clients.
+        """
         count = self._num_of_client.get(client, 0)
         return count > 1 and count * MOST_WITH_MANY >= num_places
 

@@ -4,7 +4,8 @@ The client that has been served least goes first, and a client's requests go in 
 virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (2024), with predicted lengths: a
 request is charged when it gets a place, and corrected when it ends. A client that returns is lifted to the counter of
 the client that got the last place, so nobody saves up turns. A client that is lifted anyway needs no counter, so an
-idle client keeps one only while it is above that of the last place, and at most MAX_IDLE do.
+idle client keeps one only while it is above that of the last place, and at most MAX_IDLE do. What a client uses while
+no other is active does not count, and a client that returns is at most MAX_DEBT_TOKENS above that of the last place.
 """
 
 import heapq
@@ -21,6 +22,7 @@ from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 # if its client has been served at most this much more.
 HOME_SECONDS: Final = 0.5
 HOME_TOKENS: Final = 2048
+MAX_DEBT_TOKENS: Final = 65_536  # weighed as the counters are; about eight answers of 4,096 tokens
 MAX_IDLE: Final = 1024  # idle clients of one level with a counter
 _DROPS_AT_ONCE: Final = 2  # accounts; each event adds one at most
 _ANSWER_WEIGHT: Final = 2  # a token of an answer takes a step of its row, and those of a prompt share steps
@@ -70,12 +72,13 @@ class Level:
         self._idle: list[tuple[float, int, _Account]] = []  # a heap, with stale entries
         self._last_served = 0.0  # the counter of the client that got the last place, before it was charged
         self._mean_tokens = _FIRST_MEAN_TOKENS
+        self._num_running = 0
         self._numbers = 0
 
     @property
     def is_unused(self) -> bool:
         """Whether no request waits or runs."""
-        return not self.size and all(not each.num_running for each in self._accounts.values())
+        return not self.size and not self._num_running
 
     def __iter__(self) -> Iterator[Ticket]:
         """Iterate over the tickets in the order of `sort_key`."""
@@ -101,6 +104,7 @@ class Level:
         if waits:
             self._remove(account, ticket)
         account.num_running += 1
+        self._num_running += 1
         self._last_served = max(self._last_served, account.served)
         ticket.charged = weigh(ticket.work.prompt_tokens, min(ticket.work.answer_tokens, account.mean_tokens))
         account.served += ticket.charged
@@ -108,19 +112,19 @@ class Level:
 
     def end(self, ticket: Ticket, used: Work | None) -> None:
         """Record that a ticket has left its place. used: what it used; None: not known, so its charge stays."""
-        account = self._accounts[ticket.client]
-        account.num_running -= 1
+        account = self._leave(ticket)
         if used is not None:
             account.served += weigh(used.prompt_tokens, used.answer_tokens) - ticket.charged
             account.mean_tokens += _OF_CLIENT * (used.answer_tokens - account.mean_tokens)
             self._mean_tokens += _OF_LEVEL * (used.answer_tokens - self._mean_tokens)
             self._place(account)
+        if self.size == account.tickets.size and self._num_running == account.num_running:  # no other is active
+            self._last_served = max(self._last_served, account.served)
         self._rest(account)
 
     def undo(self, ticket: Ticket) -> None:
         """Take back the charge of a ticket that its engine has rejected. It must be added again."""
-        account = self._accounts[ticket.client]
-        account.num_running -= 1
+        account = self._leave(ticket)
         account.served -= ticket.charged
         self._place(account)
 
@@ -157,14 +161,20 @@ class Level:
         return None if client is None else self._accounts[client].tickets.last()
 
     def _open(self, client: str) -> _Account:
-        """Return the client's account. If nothing of the client waits, its counter is lifted."""
+        """Return the client's account. If nothing of it waits, its counter is lifted and its debt bounded."""
         account = self._accounts.get(client)
         if account is None:
             self._numbers += 1
             account = self._accounts[client] = _Account(client, self._numbers, self._mean_tokens)
         if not account.tickets.size:
-            account.served = max(account.served, self._last_served)
+            account.served = min(max(account.served, self._last_served), self._last_served + MAX_DEBT_TOKENS)
         account.idle = 0
+        return account
+
+    def _leave(self, ticket: Ticket) -> _Account:
+        account = self._accounts[ticket.client]
+        account.num_running -= 1
+        self._num_running -= 1
         return account
 
     def _remove(self, account: _Account, ticket: Ticket) -> None:

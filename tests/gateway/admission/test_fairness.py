@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.admission.queues import FAR, make_queue
 from tests.gateway.admission.test_queue_classes import BATCH, CHAT, VirtualTime
+from tests.lines_run import count_lines
 
 from conveyor_gateway.admission.kept_places import RECENT_SECONDS
-from conveyor_gateway.admission.served_tokens import MAX_IDLE, Level, weigh
+from conveyor_gateway.admission.served_tokens import MAX_DEBT_TOKENS, MAX_IDLE, Level, weigh
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState, Work
 from conveyor_gateway.errors import QueueFull
@@ -78,6 +79,39 @@ def test_an_answer_of_unknown_length_counts_as_its_clients_answers_did_and_is_co
             served[ticket.client] += answer
             finish_one(run, Work(0, answer))
     assert abs(served["long"] - served["short"]) <= 2 * 4000, served
+
+
+def test_what_a_client_used_alone_is_not_held_against_it() -> None:
+    with VirtualTime(place_limit=64) as run:
+        alone = [admit(run.queue, "a", prompt=10, answer=10_000) for _ in range(64)]
+        for each in alone:
+            run.queue.finish(each, Work(10, 8192))
+        running = [admit(run.queue, "b", prompt=10) for _ in range(64)]
+        waiting = admit(run.queue, "a", prompt=10)
+        for _ in range(50):
+            admit(run.queue, "b", prompt=10)
+        for each in running[:4]:
+            run.queue.finish(each, Work(10))
+        assert waiting.state is TicketState.DISPATCHED
+
+
+def test_what_a_client_used_beside_one_with_few_requests_delays_it_only_for_a_while() -> None:
+    with VirtualTime(place_limit=64) as run:
+        beside = admit(run.queue, "b", prompt=1)
+        heavy = [admit(run.queue, "a", prompt=10, answer=10_000) for _ in range(60)]
+        for each in heavy:
+            run.queue.finish(each, Work(10, 8192))
+        running = [beside, *(admit(run.queue, "c", prompt=1) for _ in range(63))]
+        waiting = admit(run.queue, "a", prompt=1000)
+        for _ in range(300):
+            admit(run.queue, "b", prompt=1000)
+        num_before = 0
+        while waiting.state is TicketState.QUEUED:
+            run.queue.finish(running.pop(0))
+            (begun,) = run.running - set(running)
+            running.append(begun)
+            num_before += begun.client == "b"
+        assert MAX_DEBT_TOKENS / 1000 - 2 <= num_before <= MAX_DEBT_TOKENS / 1000 + 2
 
 
 HISTORIES = st.lists(
@@ -184,6 +218,22 @@ def test_two_floods_use_all_places_once_nobody_else_is_there() -> None:
         run.now += RECENT_SECONDS + 1
         run.queue._dispatcher.match()
         assert run.queue.dispatched == 8
+
+
+def test_few_clients_have_many_places_and_an_event_stays_cheap_after_most_engines_have_left() -> None:
+    def count(num_clients: int) -> int:
+        with VirtualTime(place_limit=12, num_kept=1) as run:
+            run.queue.set_engines([f"a:{number}" for number in range(num_clients // 6)])
+            begun = [admit(run.queue, f"client-{number // 2}") for number in range(2 * num_clients)]
+            on_it = next(each for each in begun if each.bound_engine.address == "a:1")
+            for number in range(num_clients):
+                if f"client-{number}" != on_it.client:
+                    admit(run.queue, f"client-{number}")
+            run.queue.set_engines(["a:1"])
+            assert run.queue.queued == num_clients - 1
+            return count_lines(lambda: run.queue.finish(on_it), "/conveyor_gateway/admission/")
+
+    assert count(240) < 3 * count(24)
 
 
 def test_a_single_place_is_never_kept() -> None:
