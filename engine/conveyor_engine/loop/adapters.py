@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from conveyor_engine.cgroup import free_memory_bytes
-from conveyor_engine.errors import ModelError, Overloaded, explain_crash
+from conveyor_engine.errors import ModelError, explain_crash
 from conveyor_engine.loop.executor import AdapterCopy, TakesAdapters
 from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.scheduler import Scheduler
@@ -28,6 +28,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 _TRIAL = "adapter-trial"
 _TRIED_TOKENS = 4
+_FIRST_LEVEL = -(1 << 31)  # below those of all requests
 _LAYERS_SECONDS = 0.01  # for which one step waits; a layer more may be loaded
 _READ_AHEAD = 2  # adapters that requests wait for
 _COPIES_SHARE = 4  # of the host's free memory, one part is for copies
@@ -231,30 +232,24 @@ class Adapters:
         return True
 
     def _end_loading(self, number: int, now: float) -> None:
-        """Let waiting requests have the adapter, or try it first.
-
-        If the queue has no place for the trial, the next call of `advance` comes here again.
-        """
-        is_tried = number in self._tried or self._try(number, now)
-        if not is_tried and number not in self._usable:
-            return
+        """Let waiting requests have the adapter, or try it first."""
         self._loading = None
         self._slots.put(number)
         self._slots.misses = True  # there may be more to load
         self._scheduler.look_again()
-        if self._trial is None:
+        if number in self._tried:
             self._settle(number)
+        else:
+            self._try(number, now)
 
-    def _try(self, number: int, now: float) -> bool:
-        """Start the trial. Returns False if the queue is full."""
+    def _try(self, number: int, now: float) -> None:
+        """Start the trial. It goes before all requests that wait, because until its end no other adapter is loaded."""
         dummy = self._task.build_dummy(0, _TRIED_TOKENS)
-        trial = msgspec.structs.replace(dummy, request_id=_TRIAL, adapter=number, arrival_time=now)
-        try:
-            self._scheduler.add_request(trial)
-        except Overloaded:
-            return False
+        self._scheduler.add_request(
+            msgspec.structs.replace(dummy, request_id=_TRIAL, adapter=number, arrival_time=now, level=_FIRST_LEVEL),
+            exceeds_queue=True,
+        )
         self._trial = number
-        return True
 
     def take_trial(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Return a step's outputs without those of the trial, which it judges."""

@@ -128,15 +128,17 @@ class Scheduler:
         """The pool of KV blocks."""
         return self._batch.blocks
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest, *, exceeds_queue: bool = False) -> None:
         """Add the request to the waiting queue. Raises Overloaded or InvalidRequest.
 
         Free rows of the batch count as free space in the queue. So an idle engine accepts as many requests in one burst
         as a busy engine can hold, running and waiting together.
+
+        exceeds_queue: add it also if the queue is full.
         """
         self._check(request)
         self._idle_until = None
-        if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
+        if not exceeds_queue and len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
         if self._constrain is not None and (constraint := self._constrain(request)) is not None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.builders import AtOnce, PretendedModel, make_request, make_scheduler
 
-from conveyor_engine.errors import ModelError
+from conveyor_engine.errors import ModelError, Overloaded
 from conveyor_engine.loop import adapters as loop_adapters
 from conveyor_engine.loop.adapters import Adapters
 from conveyor_engine.loop.executor import Sample
@@ -71,8 +71,9 @@ class Engine:
     def __init__(self, num_slots: int, num_adapters: int, **changes: Any) -> None:
         self.device = Device(num_slots)
         self.slots = AdapterSlots(num_slots, 0)
-        changes = {"num_kv_blocks": 400, "max_num_seqs": 64, "max_num_batched_tokens": 512} | changes
-        self.scheduler = make_scheduler(slots=self.slots, block_size=4, max_num_queued_requests=10_000, **changes)
+        sizes = {"num_kv_blocks": 400, "max_num_seqs": 64, "max_num_batched_tokens": 512}
+        changes = sizes | {"max_num_queued_requests": 10_000} | changes
+        self.scheduler = make_scheduler(slots=self.slots, block_size=4, **changes)
         task = build_task(self.scheduler._facts)
         self.adapters = Adapters(self.device, self.scheduler, task, 0, lambda work: work(), lambda: None)
         self.adapters._reader = AtOnce()  # type: ignore[assignment]
@@ -181,6 +182,38 @@ def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed(
     assert set(engine.ended.values()) <= {FinishReason.LENGTH}
     engine.turn()
     assert removed not in engine.device.loaded
+
+
+def test_a_new_adapter_is_tried_although_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_adapters, "_LAYERS_SECONDS", 0.0)  # one layer between two steps
+    engine = Engine(2, 4, max_num_seqs=2, max_num_queued_requests=10)
+    engine._check_waits = lambda: None  # type: ignore[method-assign]  # rows are scarce
+    engine.adapters.unload(1)
+    engine.turn()
+    engine.adapters.load(LoadAdapter(5, "a5", "/5"))
+    while engine.adapters._loading is None:
+        engine.turn()
+    for _ in range(12):
+        engine.send(3)
+    with pytest.raises(Overloaded):
+        engine.send(3)
+    for _ in range(100):
+        engine.turn()
+    assert AdapterLoaded(5) in engine.results
+    assert len(engine.ended) == 12
+    assert not engine.adapters.is_due
+
+
+def test_a_trial_waits_for_no_other_request() -> None:
+    """Until it ends, no other adapter is loaded."""
+    engine = Engine(2, 4, max_num_seqs=2)
+    engine._check_waits = lambda: None  # type: ignore[method-assign]  # rows are scarce
+    names = [engine.send(3), engine.send(4)]
+    for _ in range(100):
+        engine.send(0)
+    for _ in range(3 * LONGEST):
+        engine.turn()
+    assert set(names) <= set(engine.ended)
 
 
 def test_the_adapter_that_was_not_used_for_the_longest_time_is_replaced() -> None:

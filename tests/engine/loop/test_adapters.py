@@ -146,6 +146,9 @@ def test_answers_equal_pefts_with_more_adapters_than_slots(
         session.turn()
     session.core.adapters.unload(2)
     session.check()
+    for number in (1, 3):
+        session.send(number, number)
+    session.check()
     assert len(session.core.scheduler.slots or ()) == num_slots
 
 
