@@ -110,6 +110,7 @@ async def test_the_page_s_pod_uses_the_service(served: Stack, crd: Api, http: ai
 
 COMMANDS = (
     "kubectl conveyor key create NAME -o yaml > NAME.yaml",
+    "kubectl conveyor key create NAME -n NAMESPACE -o yaml > NAME.yaml",
     "kubectl conveyor key create NAME",
     "kubectl conveyor key list -n NAMESPACE",
     "kubectl conveyor key rotate NAME --overlap=7d",

@@ -39,6 +39,7 @@ from conveyor_protocol.engine_pages import (
     LOAD_PATH,
     PLACE_PATH,
     USAGE_PATH,
+    AdapterState,
     AdapterStates,
     Load,
     Model,
@@ -54,6 +55,7 @@ _REFERENCE = "#/components/schemas/{name}"
 _TEMPLATE = "#/components/schemas/{model}"  # the same reference, with pydantic's placeholder
 _ANSWERS = (
     *(form.answer for form in ERROR_FORMS), ErrorCode, ModelList, Model, Status, Version, Load, UsedTokens, Info,
+    AdapterState,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
@@ -181,7 +183,7 @@ def _of_model(path: str, summary: str, answer: type) -> Json:
     return page | {"parameters": build_path_parameters(path), "responses": page["responses"] | refusals}
 
 
-def _page(summary: str, answer: type, refusals: tuple[int, ...] = ()) -> Json:
+def _page(summary: str, answer: Any, refusals: tuple[int, ...] = ()) -> Json:
     return {
         "summary": summary,
         "responses": {"200": {"description": summary, "content": _content(answer)}, **_refusals(set(refusals))},
@@ -205,8 +207,9 @@ def _refusals(statuses: set[int], path: str = "") -> Json:
     return responses
 
 
-def _content(kind: type) -> Json:
-    return {"application/json": {"schema": _reference(kind)}}
+def _content(kind: Any) -> Json:
+    """Return the content of a page. `kind`: a class, or another type that msgspec knows."""
+    return {"application/json": {"schema": _reference(kind) if isinstance(kind, type) else _answer_schema(kind)}}
 
 
 def _form(kind: type | None) -> Json:
