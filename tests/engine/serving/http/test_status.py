@@ -49,7 +49,6 @@ def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
     numbers = {"server_load", "running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"} | {
         "max_prompt_tokens",
         "limit_reason",
-        "adapters",
     }
     assert set(server.load()) == numbers | {"draining"}
     assert samples(server)["conveyor_engine_capacity"] == 2
