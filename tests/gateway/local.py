@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,16 @@ def make_key(name: str, **spec: Any) -> tuple[str, Json]:
     return key, {"apiVersion": names.API_VERSION, "kind": names.API_KEY_KIND, "metadata": metadata, "spec": spec}
 
 
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Log no requests: only the program's own formatter writes the values that a request lacks."""
+    log = logging.getLogger("conveyor_gateway")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    yield
+    log.setLevel(before)
+
+
 @contextlib.asynccontextmanager
 async def local_gateway(
     handle: Handle, *keys: Json, settings: Json | None = None, **spec: Any
@@ -59,22 +70,23 @@ async def local_gateway(
     source.put_service(body)
     given = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "drain_delay_seconds": 0.0, **(settings or {})}
     server, stop, end_now = Server(Settings(**given), MAX_OPEN_FILES, source), asyncio.Event(), asyncio.Event()
-    async with running_engine(handle) as engine:
-        running = asyncio.create_task(server.run(stop, end_now))
-        await server.opened.wait()
-        labels = {names.INFERENCE_SERVICE_LABEL: service.name}
-        endpoint = {"addresses": [own_address()], "conditions": {"ready": True}, "targetRef": {"uid": "engine"}}
-        server._catalog.slices.put(
-            {
-                "metadata": {"namespace": service.namespace, "name": "engine", "labels": labels},
-                "addressType": "IPv4",
-                "ports": [{"name": names.ENGINE_PORT_NAME, "port": engine.port}],
-                "endpoints": [endpoint],
-            }
-        )
-        try:
-            yield LocalGateway(server, f"{service.namespace}/{service.name}")
-        finally:
-            stop.set()
-            end_now.set()
-            await running
+    with without_log():
+        async with running_engine(handle) as engine:
+            running = asyncio.create_task(server.run(stop, end_now))
+            await server.opened.wait()
+            labels = {names.INFERENCE_SERVICE_LABEL: service.name}
+            endpoint = {"addresses": [own_address()], "conditions": {"ready": True}, "targetRef": {"uid": "engine"}}
+            server._catalog.slices.put(
+                {
+                    "metadata": {"namespace": service.namespace, "name": "engine", "labels": labels},
+                    "addressType": "IPv4",
+                    "ports": [{"name": names.ENGINE_PORT_NAME, "port": engine.port}],
+                    "endpoints": [endpoint],
+                }
+            )
+            try:
+                yield LocalGateway(server, f"{service.namespace}/{service.name}")
+            finally:
+                stop.set()
+                end_now.set()
+                await running

@@ -115,7 +115,7 @@ def test_a_value_that_json_cannot_express_is_reported_in_one_sentence(
 # Members of the spec that a run follows, whatever is in them.
 FOLLOWED = {
     "adapters", "autoscaling", "batching", "drain", "engine", "kvCache", "listed", "model", "pod", "queue", "replicas",
-    "requestTimeout", "runtime", "task", "workload",
+    "requestTimeout", "runtime", "speculation", "task", "workload",
 }  # fmt: skip
 
 

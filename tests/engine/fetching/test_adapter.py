@@ -86,9 +86,9 @@ def test_a_mounted_adapter_is_whole_and_inside_its_volume(tmp_path: Path) -> Non
         fetch("pvc://models/sql", str(folder), "sql")
 
 
-@pytest.mark.parametrize(("adapter", "facts"), [("", {"task": "generate"}), ("sql", None)])
+@pytest.mark.parametrize(("adapter", "facts"), [("", {"task": "generate", "weightBytes": 200}), ("sql", None)])
 def test_an_adapter_s_fetch_reports_no_facts_about_the_model(
-    tmp_path: Path, adapter: str, facts: dict[str, str] | None
+    tmp_path: Path, adapter: str, facts: dict[str, str | int] | None
 ) -> None:
     """With the same files, a model's fetch reports the task."""
     folder, log = write_adapter(tmp_path / "volume" / "sql"), tmp_path / "termination"
