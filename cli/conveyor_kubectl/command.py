@@ -13,7 +13,7 @@ from typing import TextIO
 from conveyor_api.text import make_printable
 from conveyor_insight.explaining import explain
 from conveyor_insight.facts import Unanswered, read_facts
-from conveyor_kubectl import advising, families, keys, rolling_back, tuning, usage
+from conveyor_kubectl import advising, families, keys, rolling_back, tuning, usage, why
 from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
 from conveyor_kubectl.rolling_back import find_lost
@@ -68,8 +68,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     used = commands.add_parser("usage", help="show what callers have used", description=usage.DESCRIPTION)
     usage.add_arguments(used)
+    asked_why = commands.add_parser("why", help="show where the time of a request went", description=why.DESCRIPTION)
+    why.add_arguments(asked_why)
     keyed = commands.add_parser("key", help="create, list, rotate and revoke keys", description=keys.DESCRIPTION)
-    for command in (explaining, checking, tuned, advised, going_back, used, *keys.add_commands(keyed)):
+    for command in (explaining, checking, tuned, advised, going_back, used, asked_why, *keys.add_commands(keyed)):
         command.add_argument(
             "--kubeconfig", metavar="FILE", help="kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"
         )
@@ -134,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _check_rollback(connect(), flags)
             case "key":
                 return keys.run(connect, flags, _print)
+            case "why":
+                return why.show_why(connect, flags, _print)
             case "usage":
                 return usage.show(connect(), flags, _print)
             case "tune":

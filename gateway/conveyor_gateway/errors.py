@@ -77,6 +77,7 @@ class Code(AnswerCode):
         "no service that the key may use serves the model, or the requested service serves another model; also for "
         "`GET /v1/models/MODEL` at the root, if the root does not list the model",
     )
+    RECEIPT_NOT_FOUND = "receipt_not_found", 404, "`/receipt`: this gateway keeps no receipt of the request"
     METHOD_NOT_ALLOWED = (
         "method_not_allowed",
         405,

@@ -92,6 +92,7 @@ class Server:
         metrics.gauges = ServiceGauges(queues)
         metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
         book = UsageBook()
+        recorder = Recorder(metrics, catalog.directory, book)
         parts = SharedParts(
             catalog.directory,
             queues,
@@ -99,7 +100,7 @@ class Server:
             BodyReader(settings.max_request_bytes, settings.body_timeout_seconds),
             ledger,
             Meters(settings.limits, lambda: queues.num_gateways),
-            Recorder(metrics, catalog.directory, book),
+            recorder,
             self._readiness,
             settings.heartbeat_seconds,
             Deaths(),
@@ -107,7 +108,7 @@ class Server:
         self._open_requests = OpenRequests(parts)
         self._certificate = ServingCertificate(Path(settings.tls_folder)) if settings.tls_folder else None
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
-        admin = AdminApp(catalog, queues, self._readiness, metrics, book, ledger, self._tls)
+        admin = AdminApp(catalog, queues, self._readiness, metrics, book, recorder.receipts, ledger, self._tls)
         self._admin = Listener(
             admin.handle, settings.admin_host or settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS
         )

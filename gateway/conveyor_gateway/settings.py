@@ -56,7 +56,7 @@ class Settings:
     )
     admin_host: str = setting("", "address of the admin port; empty: `host`", TEXT)
     admin_port: int = setting(
-        GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /metrics, /healthz and /readyz", PORT
+        GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /receipt, /metrics, /healthz and /readyz", PORT
     )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     watch_namespaces: tuple[str, ...] = setting(

@@ -1,4 +1,4 @@
-"""The token usage that an engine reports for a request. Read by `engines`, logged and counted by `recording`.
+"""The usage that an engine reports for a request. Read by `engines`, logged and counted by `recording`.
 
 The report comes from a tenant's pod, so only its format can be checked. Conveyor's own engine sends reports; other
 runtimes, such as vLLM, do not.
@@ -10,8 +10,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.request_headers import USAGE_MARK
+from conveyor_protocol.usage import UsedTokens
 
 MAX_REPORT_BYTES: Final = 256
 

@@ -65,6 +65,7 @@ DEMAND_PATH: Final = "/demand"
 ACTIVITY_PATH: Final = "/activity"
 START_PATH: Final = "/start"
 ADAPTERS_PAGE: Final = "/adapters"
+RECEIPT_PATH: Final = "/receipt"
 USAGE_PAGE: Final = "/usage"
 
 # Labels and annotations.

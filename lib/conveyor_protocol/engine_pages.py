@@ -16,8 +16,6 @@ PLACE_PATH: Final = "/place"
 USAGE_PATH: Final = "/usage"
 """`GET /usage?key=`, with the key that the gateway sent in the request."""
 
-TokenCount = Annotated[int, Meta(ge=0, le=10**9)]
-
 
 class AdapterState(Struct, frozen=True):
     """What an engine has made of an adapter that may come and go."""
@@ -62,15 +60,6 @@ class Load(ReportedLoad, frozen=True, kw_only=True):
     kv_cache_usage: float
     max_prompt_tokens: int | None
     draining: bool
-
-
-class UsedTokens(Struct, frozen=True):
-    """The tokens of one request. A prompt counts once for any `n`, and only if it was computed."""
-
-    prompt_tokens: TokenCount
-    cached_tokens: TokenCount
-    """Those of the prompt that were in the prefix cache."""
-    completion_tokens: TokenCount
 
 
 class Model(TypedDict):

@@ -1,4 +1,4 @@
-"""The headers that gateway and engine both read: a request's id, timeout, level, place and usage, and the engine's pod.
+"""The headers that gateway and engine both read: a request's id, timeout, level, place, usage, receipt and the pod.
 
 Pure.
 """
@@ -6,7 +6,7 @@ Pure.
 import math
 import random
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
@@ -35,9 +35,15 @@ UNKNOWN_MODEL_HEADER: Final = "X-Engine-Unknown-Model"
 # If the client has left, the gateway gets the report with `GET /usage?key=`.
 USAGE_HEADER: Final = "X-Engine-Usage"
 USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
+# With `true`, a client requests a receipt. The gateway appends its name and how long the request waited there. Answers
+# without a `usage` have the receipt in the header of this name.
+RECEIPT_HEADER: Final = "X-Receipt"
 # In the answer to a probe: the host name of the engine, which in a cluster is the name of its pod.
 POD_HEADER: Final = "X-Engine-Pod"
 
+_RECEIPT_REQUEST: Final = re.compile(
+    r"true(?:; gateway=([\w.-]{1,253}); queue_ms=(\d{1,12}\.\d))?", re.ASCII | re.IGNORECASE
+)
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -49,6 +55,26 @@ def choose_request_id(given: str) -> str:
 def find_host_name(pod: str) -> str:
     """Return the host name of a pod, which the kubelet cuts to the length of a DNS label."""
     return pod[:63].rstrip("-.")
+
+
+class ReceiptRequest(NamedTuple):
+    """A request for a receipt, with what a gateway adds to it."""
+
+    gateway: str = ""
+    queue_ms: float = 0.0
+
+
+def write_receipt_request(gateway: str, queue_seconds: float) -> str:
+    """Return the header's value from a gateway with this name, at which the request has waited this long."""
+    return f"true; gateway={gateway}; queue_ms={1000 * queue_seconds:.1f}"
+
+
+def parse_receipt_request(text: str) -> ReceiptRequest | None:
+    """Parse the header's value; None if it requests no receipt."""
+    match = _RECEIPT_REQUEST.fullmatch(text)
+    if match is None:
+        return None
+    return ReceiptRequest(match[1] or "", float(match[2] or 0))
 
 
 def parse_timeout_seconds(text: str) -> float:

@@ -80,13 +80,14 @@ def make_scheduler(
     constrain: Callable[[EngineRequest], Constraint | None] | None = None,
     masks: MaskSource | None = None,
     slots: AdapterSlots | None = None,
+    clock: Callable[[], float] = float,
     **changes: Any,
 ) -> Scheduler:
     """Make a scheduler. changes: fields of the configuration or of the facts. By default, Static batches are packed."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
     padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
-    return Scheduler(config, make_facts(**own), tokenizer, constrain, masks=masks, slots=slots)
+    return Scheduler(config, make_facts(**own), tokenizer, constrain, masks=masks, slots=slots, clock=clock)
 
 
 def next_token(token_ids: list[int]) -> int:

@@ -1,6 +1,8 @@
 """Provides a tiny model on disk with transformers' answers to some prompts, and runs the engine with these prompts."""
 
 import copy
+import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,9 +47,18 @@ class Reference:
                 for dtype, model in models.items()
             }
 
-    def make_core(self, *, overlap: bool = False, capture: Capture | None = None, **changes: Any) -> EngineCore:
+    def make_core(
+        self,
+        *,
+        overlap: bool = False,
+        capture: Capture | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **changes: Any,
+    ) -> EngineCore:
+        """Make an engine. With `clock=float`, its receipts have no times, so that outputs can be compared."""
         config = self.make_config(**changes)
-        return EngineCore(config, GenerateRunner(config, open_placement(config), capture=capture), overlap=overlap)
+        runner = GenerateRunner(config, open_placement(config), capture=capture)
+        return EngineCore(config, runner, overlap=overlap, clock=clock)
 
     def make_config(self, **changes: Any) -> EngineConfig:
         """Make an engine's configuration for this model: fp32, four rows, and a budget that splits longer prompts."""

@@ -42,7 +42,7 @@ from conveyor_gateway.watching.catalog import Catalog, parse_service
 from conveyor_gateway.watching.view import View
 from conveyor_http.framing import MIN_CHUNK_BYTES
 from conveyor_http.server import Server
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 MIB: Final = 1 << 20
 REQUEST_BYTES: Final = 64 << 10

@@ -55,7 +55,7 @@ class EngineCore:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
         progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
-        clock: the clock that `now` of `step` comes from. It measures the steps for objectives and speculation.
+        clock: the clock that `now` of `step` comes from. It measures the steps.
         grammars: builds the constraints on requests' tokens; None: requests have none.
         wake: called in another thread when `adapters` has something to do.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.
@@ -70,7 +70,9 @@ class EngineCore:
         self.grammars = grammars
         constrain, masks = (None, None) if grammars is None else (grammars.constrain, grammars.masks)
         slots = AdapterSlots(config.adapter_slots, len(config.adapters)) if config.adapters_file else None
-        self.scheduler = Scheduler(config, self.facts, tokenizer, constrain, limits=limits, masks=masks, slots=slots)
+        self.scheduler = Scheduler(
+            config, self.facts, tokenizer, constrain, limits=limits, masks=masks, slots=slots, clock=clock
+        )
         self._observe_steps(clock)
         self._overlap = Overlap(executor) if overlap else None
         of_adapters = cast(TakesAdapters, executor), self.scheduler, build_task(self.facts), len(config.adapters)

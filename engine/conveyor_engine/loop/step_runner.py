@@ -55,6 +55,7 @@ def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResu
     except Exception as error:  # the model, its kernels or the device may raise anything; other requests continue
         sizes = len(plan.rows), sum(plan.num_tokens)
         _log.error("event=step_failed requests=%d tokens=%d error=%r", *sizes, error, exc_info=not is_again)
+        scheduler.note_raised(plan)
         error.__traceback__ = None  # breaks a cycle: the frames contain the future, which refers to the error
         return False
     scheduler.update(step_result)

@@ -4,6 +4,7 @@ from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.counters import Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
 from conveyor_engine.scheduling.filling import Filling
+from conveyor_engine.scheduling.meter import Meter
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
@@ -21,13 +22,14 @@ class Admission:
         waiting: WaitingQueue,
         deadlines: Deadlines,
         counters: Counters,
+        meter: Meter,
         *,
         counts_prefixes: bool,
         slots: AdapterSlots | None,
     ) -> None:
         """counts_prefixes: whether requests share prefixes. slots: of their adapters; None: all are loaded."""
         self._policy, self._batch, self._waiting = policy, batch, waiting
-        self._deadlines, self._counters = deadlines, counters
+        self._deadlines, self._counters, self._meter = deadlines, counters, meter
         self._counts_prefixes, self._slots = counts_prefixes, slots
         self._batch_time = 0.0  # when the newest closed batch started
 
@@ -82,6 +84,7 @@ class Admission:
         filled.extend(batch)
         first_arrival = min(request.arrival_time for request in batch)
         self._counters.count_batch(reason, filled.cost, filled.padding_share, now - first_arrival)
+        self._meter.note_closed(reason, batch, now)
 
     def _count(self, request: RequestState, now: float) -> None:
         if self._slots is not None:

@@ -26,6 +26,11 @@ class BlockManager:
         """The number of blocks that no request uses."""
         return len(self._free)
 
+    @property
+    def usage(self) -> float:
+        """The share of the blocks that requests use, 0 to 1."""
+        return 1 - self.num_free / self.num_blocks if self.num_blocks else 0.0
+
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest known prefix.
 

@@ -24,15 +24,24 @@ class Counters:
         self._close_reasons: Counter[str] = Counter()
 
     def stats(
-        self, *, num_running: int, num_waiting: int, kv_cache_usage: float, num_carried: int | None
+        self,
+        *,
+        num_running: int,
+        num_waiting: int,
+        kv_cache_usage: float,
+        num_carried: int | None,
+        busy_seconds: float,
+        unclaimed_seconds: float,
     ) -> EngineStats:
-        """Return a snapshot with these gauges."""
+        """Return a snapshot with these gauges and times."""
         return msgspec.structs.replace(
             self._stats,
             num_running=num_running,
             num_waiting=num_waiting,
             kv_cache_usage=kv_cache_usage,
             num_carried=num_carried,
+            busy_seconds=busy_seconds,
+            unclaimed_seconds=unclaimed_seconds,
             batch_close_reasons=dict(self._close_reasons),
         )
 

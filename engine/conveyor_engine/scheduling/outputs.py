@@ -6,6 +6,7 @@ In a batch that keeps together, outputs are held back until all rows are done. A
 from collections.abc import Sequence
 
 from conveyor_engine.scheduling.counters import Carried, Counters
+from conveyor_engine.scheduling.meter import Meter
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
@@ -25,13 +26,20 @@ class Outputs:
     """The requests that have not had their last output, and the outputs that `take_outputs` has not returned yet."""
 
     def __init__(
-        self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters, carried: Carried
+        self,
+        policy: Policy,
+        facts: ModelFacts,
+        batch: RunningBatch,
+        counters: Counters,
+        carried: Carried,
+        meter: Meter,
     ) -> None:
         self._policy = policy
         self._facts = facts
         self._batch = batch
         self._counters = counters
         self._carried = carried
+        self._meter = meter
         self.requests: dict[str, RequestState] = {}
         self.pending: list[RequestOutput] = []
         self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
@@ -127,6 +135,7 @@ class Outputs:
             return
         if request.num_output_tokens == 0:
             self._counters.count_prompt(request)
+            self._meter.note_first_token(request)
         reason = request.append(token_id)
         self._counters.count_generated(1)
         if reason is not None:
@@ -135,7 +144,8 @@ class Outputs:
         output.payload = payload
         if self._policy.keeps_together:
             request.hold_output(output)
-            request.finished = reason
+            if reason is not None:
+                self._hold_back(request, reason)
             if request.num_padding_tokens and request.num_output_tokens == 1:
                 request.pad()
         elif reason is None:
@@ -147,9 +157,14 @@ class Outputs:
         """End a request after its last token was added, with an output of no tokens."""
         self._learn_length(request)
         if self._policy.keeps_together:
-            request.finished = reason
+            self._hold_back(request, reason)
         else:
             self.finish(request, reason)
+
+    def _hold_back(self, request: RequestState, reason: FinishReason) -> None:
+        """Note that the answer is complete. It is returned with those of the whole batch."""
+        request.finished = reason
+        self._meter.note_finished(request)
 
     def _learn_length(self, request: RequestState) -> None:
         error = request.num_output_tokens - self.expected_output_tokens
@@ -195,4 +210,5 @@ class Outputs:
         output = output or request.held_output or request.output([])
         output.finish_reason = reason
         output.message = message
+        output.receipt = self._meter.close(request)
         self.pending.append(output)

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from msgspec import msgpack
 
 from conveyor_engine.errors import GenerationFailed
+from conveyor_engine.scheduling.account import Account
 from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.drafter import Drafter
 from conveyor_engine.scheduling.window_blocks import WindowBlocks
@@ -63,6 +64,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "account",
         "adapter",
         "admission",
         "arrival_time",
@@ -164,6 +166,7 @@ class RequestState:
         # arrival, or the start of the previous batch if the batch started later.
         self.place_time = math.inf
         self.num_preemptions = 0
+        self.account = Account()
         # In a model with states: its number of tokens when a step of it raised; 0 once it has computed them alone.
         self.num_failed_tokens = 0
         self.constraint: Constraint | None = None

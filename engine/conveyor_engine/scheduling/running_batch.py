@@ -107,7 +107,9 @@ class RunningBatch:
         if self._encodes_beside:
             seeing = [request for request in self._rows_to_step() if request.pictures]
             in_turns = sorted(seeing, key=lambda request: (request.level, request.num_encoded))
-            step.wanted_pictures += [wanted for each in in_turns if (wanted := each.wanted_picture) is not None]
+            wanted = [(each, picture) for each in in_turns if (picture := each.wanted_picture) is not None]
+            step.wanted_pictures += [picture for _, picture in wanted]
+            step.first_seeing = wanted[0][0] if wanted else None
             step.held_pictures += [digest for each in seeing for digest in each.held_pictures]
         return bool(step.wanted_pictures)
 

@@ -2,8 +2,8 @@
 
 A step is {request: n_tokens} under a token budget, as in vLLM V1's scheduler. Prefill and decode are not separate
 phases, except in a batch that keeps together (`policy`, which defines the batching modes). `core` calls `schedule`,
-runs the plan, and calls `update` or `fail`. Pure Python, without torch, threads or a clock (`now` is an argument). The
-device gets only the numbers of a plan (`wire.step`), never a request.
+runs the plan, and calls `update` or `fail`. Pure Python, without torch and threads. `now` is an argument, and the clock
+measures steps. The device gets only the numbers of a plan (`wire.step`), never a request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from conveyor_engine.scheduling.constraint import Constraint, MaskSource
 from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
 from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.scheduling.meter import Meter
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import build_policy
 from conveyor_engine.scheduling.request_state import RequestState
@@ -55,12 +56,13 @@ class Scheduler:
         limits: Limits | None = None,
         masks: MaskSource | None = None,
         slots: AdapterSlots | None = None,
+        clock: Callable[[], float] = float,
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
         `constrain` returns the constraint on a request's tokens, or None. Without it, no request has a constraint.
         `masks` builds their masks in another process; None: constraints are always ready.
-        `limits` may change between two steps. The default is the declared limits.
+        `limits` may change between two steps. The default is the declared limits. `clock` is the one of `now`.
         `slots` has the adapters that requests may have now; None: those that were loaded at the start.
         """
         self._facts = facts
@@ -94,7 +96,8 @@ class Scheduler:
             on_preempt=self._on_preempt,
             speculation=self.speculation,
         )
-        self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried)
+        self._meter = Meter(clock, divides_by_rows=self._task.whole_prompts and not self._task.packs)
+        self._outputs = Outputs(self._policy, facts, self._batch, self._counters, self._carried, self._meter)
         self._constrained = ConstrainedRows(self._batch, self._outputs, masks, has_states=facts.has_states)
         self.slots = slots
         takes = None if slots is None else slots.takes
@@ -107,6 +110,7 @@ class Scheduler:
             self.waiting,
             self._deadlines,
             self._counters,
+            self._meter,
             counts_prefixes=self._prefix_caching,
             slots=slots,
         )
@@ -136,7 +140,9 @@ class Scheduler:
 
         exceeds_queue: add it also if the queue is full.
         """
-        self._check(request)
+        if request.request_id in self.requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        self._task.check(request)  # the API process checks requests too, including every token
         self._idle_until = None
         if not exceeds_queue and len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
@@ -217,13 +223,11 @@ class Scheduler:
         return self._counters.stats(
             num_running=len(self._batch.requests),
             num_waiting=len(self.waiting),
-            kv_cache_usage=self._kv_cache_usage,
+            kv_cache_usage=self.blocks.usage,
             num_carried=self._carried.number,
+            busy_seconds=self._meter.busy_seconds,
+            unclaimed_seconds=self._meter.unclaimed_seconds,
         )
-
-    @property
-    def _kv_cache_usage(self) -> float:
-        return 1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute. If called again before the result, it plans ahead.
@@ -242,7 +246,7 @@ class Scheduler:
         short = preempted = self._batch.schedule_running(step, self.waiting)
         if self.waiting and not preempted:
             short = self._admission.admit(step, now, draining=self._draining)
-        self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
+        self._carried.observe(now, len(self._batch.requests), self.blocks.usage, short)
         self._deadlines.pace.plan(now, planned=step.num_tokens > 0)
         self._constrained.flush()
         if self._batch.want_pictures(step) or step.num_tokens:
@@ -277,6 +281,7 @@ class Scheduler:
         """Add the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number, result.encoded)
         self._counters.count_step(step)
+        self._meter.add_step(step)
         self._task.update(self._outputs, step, result)
         if self._facts.has_states:
             step.acquit()
@@ -293,6 +298,10 @@ class Scheduler:
         """Finish a batch that keeps together once none of its requests runs or is preempted."""
         if self._policy.keeps_together and not self.waiting.preempted:
             self._outputs.release_batch()
+
+    def note_raised(self, plan: StepPlan) -> None:
+        """Count the time of a step that raised, before it is planned again or fails."""
+        self._meter.add_step(self._batch.step(plan.number))
 
     def withdraw(self, plan: StepPlan) -> None:
         """Withdraw the newest step, which will not be computed. Preempt requests that would read keys from it."""
@@ -347,9 +356,3 @@ class Scheduler:
     def dummy_plan(self) -> AbstractContextManager[StepPlan]:
         """Return a context with a plan of one dummy token. It uses a row and a block that `fail` has freed."""
         return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
-
-    def _check(self, request: EngineRequest) -> None:
-        """Reject a request that could never run. The API process checks requests too, including every token."""
-        if request.request_id in self.requests:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        self._task.check(request)

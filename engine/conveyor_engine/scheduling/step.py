@@ -43,6 +43,7 @@ class Step:
     num_logits: int = 0
     wanted_pictures: list[WantedPicture] = field(default_factory=list)  # to encode beside the step
     held_pictures: list[bytes] = field(default_factory=list)  # encoded ones whose features are still needed
+    first_seeing: RequestState | None = None  # the request of the first wanted picture
     largest_tokens: int = 0  # the most tokens of one request
     num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
     work: list[Work] = field(default_factory=list)  # set by `plan`, in the plan's order

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, ModelError, Overloaded, Unavailable
+from conveyor_engine.serving.bill import Bill
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX_WITH_IMAGES, HeldRequests
@@ -79,6 +80,7 @@ class EngineClient:
         self.places = Places(self._max_num_seqs, fills=config.batching_mode in ("static", "dynamic"))
         self._generations: dict[str, Generation] = {}  # by request id, until the last output
         self._held = HeldRequests()
+        self._bills: dict[str, Bill] = {}  # by request id, while the engine process has the request
         self._num_sent = self._num_added = self._num_arriving = 0
         self._began = self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
@@ -206,6 +208,8 @@ class EngineClient:
         for part in list(_fitting(generation.unsent, generation.num_at_engine, self._num_at_engine_max)):
             generation.take_part()
             self._held.send(part.num_tokens_of)
+            self._bills.update(dict.fromkeys(part.num_tokens_of, generation.bill))
+            generation.bill.open(len(part.num_tokens_of))
             self._num_sent += len(part.num_tokens_of)
             self._process.write(part.add)
 
@@ -327,7 +331,7 @@ class EngineClient:
         self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
         for output in step.outputs:
             if output.finish_reason is not None:
-                self._held.release(output.request_id)
+                self._settle(output.request_id, output)
             generation = self._generations.get(output.request_id)
             if generation is None:
                 continue  # aborted here, before the engine received the abort
@@ -343,11 +347,17 @@ class EngineClient:
         self.places.observe_step(step.stats.num_running)
         self._on_step(step)
 
+    def _settle(self, request_id: str, last: RequestOutput | None = None) -> None:
+        """Release an engine request that the engine process has ended with its last output, or has refused."""
+        self._held.release(request_id)
+        if (bill := self._bills.pop(request_id, None)) is not None:
+            bill.close(last)
+
     def _handle_refusal(self, refused: Refused) -> None:
         self._num_sent -= len(refused.request_ids)
         generation = self._generations.get(refused.request_ids[0])
         for request_id in refused.request_ids:
-            self._held.release(request_id)
+            self._settle(request_id)
             self._close(request_id)
         if generation is not None:
             overloaded = Overloaded(refused.message)
@@ -359,6 +369,8 @@ class EngineClient:
         if self.death is None:
             self.death = self._process.explain(exit_code)
         self.places.close(Unavailable(f"the engine is {self.state}"))
+        for request_id in list(self._bills):
+            self._settle(request_id)
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
         self.dead.set()
 

@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from conveyor_engine.serving.bill import Bill
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_engine.wire.worker import Part
 
@@ -67,6 +68,7 @@ class Generation:
         self._abort = abort
         self._open = set(request_ids)
         self.unsent: deque[Part] = deque()  # parts that wait until the engine has room for them
+        self.bill = Bill()
         self.num_at_engine = 0  # requests that were sent to the engine and have not ended
         self._outputs: deque[RequestOutput] = deque()
         self.on_held: Callable[[int], None] = lambda _: None  # called with each change in the bytes held here

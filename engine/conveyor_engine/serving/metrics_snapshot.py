@@ -49,6 +49,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
     ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
     (
+        "conveyor_engine_busy_seconds",
+        "Time of steps, divided among their requests: the sum of all receipts.",
+        lambda s: s.busy_seconds,
+    ),
+    (
+        "conveyor_engine_unclaimed_seconds",
+        "Time of steps whose requests had all ended before the step did.",
+        lambda s: s.unclaimed_seconds,
+    ),
+    (
         "conveyor_engine_late_requests",
         "Requests dropped before their first step, because they could not meet their deadlines any more.",
         lambda s: s.num_late,

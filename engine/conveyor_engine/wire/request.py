@@ -125,6 +125,27 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
         return array("f", self.packed_logprobs).tolist()
 
 
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a request has used of the engine's steps, and where its time went. All times are in seconds.
+
+    The `engine_seconds` of all requests add up to the time of all steps.
+    """
+
+    engine_seconds: float = 0.0  # its part of the time of its steps
+    padding_seconds: float = 0.0  # what dummies cost of that
+    queue_seconds: float = 0.0  # from its arrival to its first step, without `batch_wait_seconds`
+    batch_wait_seconds: float = 0.0  # how long its batch was not started, although it could have run
+    prefill_seconds: float = 0.0  # from its first step to its first token or its result
+    decode_seconds: float = 0.0  # from then to its end
+    neighbours: float = 0.0  # mean number of other requests in its steps
+    close_reason: str | None = None  # why its batch closed; None if it was not in one that closes
+
+    @property
+    def total_seconds(self) -> float:
+        """Return the time from its arrival to its end."""
+        return self.queue_seconds + self.batch_wait_seconds + self.prefill_seconds + self.decode_seconds
+
+
 class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     """The output of one step for one request. A request's last output has a `finish_reason`."""
 
@@ -138,6 +159,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     scheduled_time: float = 0.0  # time.monotonic() seconds of the request's first step; 0: it had no step
     payload: bytes | None = None  # a result that is not tokens, which only the task can read
     prompt_logprobs: list[TokenLogprobs] | None = None  # for the next tokens of the prompt, beginning with the second
+    receipt: Receipt | None = None  # with the finish reason, if the engine process ends the request
 
     @property
     def has_failed(self) -> bool:
@@ -209,6 +231,8 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     batch_cost: int = 0  # of the batch that closed last, in the task's unit
     batch_padding_share: float = 0.0  # of that cost, 0..1
     batch_wait_seconds: float = 0.0  # from the arrival of its first request until it closed
+    busy_seconds: float = 0.0  # time of all steps since the start, without `unclaimed_seconds`
+    unclaimed_seconds: float = 0.0  # of steps whose requests had all ended before the step
     # counters
     num_steps: int = 0
     num_batches: int = 0  # batches that closed

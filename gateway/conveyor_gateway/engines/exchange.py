@@ -72,7 +72,7 @@ class EngineRequest:
 class EngineAnswer:
     """An engine's answer, from which `first` has already been read. The caller must close it in every case.
 
-    `usage` is the number of tokens that the engine reports. While `awaits_report` is True, a newer report may follow.
+    `usage` is what the engine reports. While `awaits_report` is True, a newer report may follow.
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -83,8 +83,13 @@ class EngineAnswer:
         self.headers = build_answer_headers(response.headers)
         self.is_event_stream = self.headers["Content-Type"] == EVENT_STREAM
         self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # for a stream, the usage so far
-        self.awaits_report = self.is_event_stream and self.usage is not None
+        self._has_trailer = self.is_event_stream and self.usage is not None
         self._is_over = False
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether the stream has not ended, or the engine process had not ended the request at the last report."""
+        return self._has_trailer or (self.usage is not None and not self.usage.is_final)
 
     def set_collected(self, first: bytes, is_whole: bool) -> None:
         """Set the collected part of an answer that is not a stream. `is_whole`: nothing follows."""
@@ -104,10 +109,10 @@ class EngineAnswer:
         if self._is_over:
             return b""
         piece = await self._response.content.readany()
-        if not self.awaits_report or USAGE_MARK not in piece:
+        if not self._has_trailer or USAGE_MARK not in piece:
             return piece
         events, report = await split_report(piece, self._response.content)
-        self._is_over, self.awaits_report = True, False
+        self._is_over, self._has_trailer = True, False
         self.usage = parse_usage(report) or self.usage
         return events
 

@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from conveyor_api.names import engine_name
 from conveyor_process.tracing import TRACE_PARENT_HEADER
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
-from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
+from conveyor_protocol.request_headers import RECEIPT_HEADER, REQUEST_ID_HEADER, USAGE_HEADER
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 # With these headers, proxies forward the answer without buffering it.
@@ -38,6 +38,7 @@ _TO_CLIENTS: Final = frozenset(
         "warning",  # the keywords of a JSON schema that the answer might not follow
         "metadata",  # vLLM's description of embeddings that are sent as bytes
         JSON_LENGTH_HEADER.lower(),
+        RECEIPT_HEADER.lower(),
     ]
 )
 _CONTENT_TYPES: Final = {

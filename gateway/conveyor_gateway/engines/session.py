@@ -31,7 +31,7 @@ from conveyor_gateway.engines.headers import find_host
 from conveyor_gateway.engines.tls import EngineTls, build_options, build_url
 from conveyor_gateway.usage import MAX_REPORT_BYTES, parse_usage
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
-from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH, UsedTokens
+from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH
 from conveyor_protocol.request_headers import (
     LEVEL_HEADER,
     NO_PLACE,
@@ -41,6 +41,7 @@ from conveyor_protocol.request_headers import (
     REQUEST_TIMEOUT_HEADER,
     UNKNOWN_MODEL_HEADER,
 )
+from conveyor_protocol.usage import UsedTokens
 
 # Answers that are not event streams are collected up to this size. The rest is forwarded as it arrives.
 MAX_COLLECTED_BYTES: Final = 1 << 20

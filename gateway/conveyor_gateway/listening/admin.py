@@ -1,4 +1,4 @@
-"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage. Called by `listener`."""
+"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage, receipts. For `listener`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,6 +11,7 @@ from conveyor_api.names import (
     GATEWAY_HEALTH_PATH,
     PROMETHEUS_PATH,
     READINESS_PATH,
+    RECEIPT_PATH,
     START_PATH,
     USAGE_PAGE,
 )
@@ -24,6 +25,7 @@ from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.recording.receipts import Receipts
 from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.responses import build_error, build_json, find_request_id, send_pieces
 from conveyor_gateway.watching.catalog import Catalog
@@ -40,6 +42,7 @@ class AdminApp:
         readiness: Readiness,
         metrics: Metrics,
         book: UsageBook,
+        receipts: Receipts,
         ledger: Ledger,
         tls: EngineTls | None,
     ) -> None:
@@ -50,12 +53,14 @@ class AdminApp:
         self._readiness = readiness
         self._metrics = metrics
         self._book = book
+        self._receipts = receipts
         self._pages: Mapping[str, Callable[[BaseRequest], Awaitable[StreamResponse]]] = {
             DEMAND_PATH: self._send_demand,
             ACTIVITY_PATH: self._send_activity,
             START_PATH: self._send_start,
             ADAPTERS_PAGE: self._send_adapters,
             USAGE_PAGE: self._send_usage,
+            RECEIPT_PATH: self._send_receipt,
             PROMETHEUS_PATH: self._send_metrics,
             GATEWAY_HEALTH_PATH: self._send_probe,
             READINESS_PATH: self._send_probe,
@@ -99,6 +104,14 @@ class AdminApp:
 
     async def _send_usage(self, request: BaseRequest) -> Response:
         return build_json(self._book.build_page(), find_request_id(request))
+
+    async def _send_receipt(self, request: BaseRequest) -> Response:
+        request_id = request.query.get("id", "")
+        receipt = self._receipts.find(request_id)
+        if receipt is None:
+            words = f"this gateway keeps no receipt of a request with the id {request_id[:128]!r}"
+            raise GatewayError(words, Code.RECEIPT_NOT_FOUND)
+        return Response(body=receipt, content_type="application/json")
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

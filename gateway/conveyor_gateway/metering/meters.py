@@ -16,7 +16,7 @@ from conveyor_gateway.caller import Caller, Limits
 from conveyor_gateway.errors import RateLimited
 from conveyor_gateway.given_limits import GivenLimits
 from conveyor_gateway.metering.bucket import Bucket, write_wait
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 MAX_METERS: Final = 20_000  # the one that was used longest ago is dropped
 _DAY_SECONDS: Final = 86_400

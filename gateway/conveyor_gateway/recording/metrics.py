@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from conveyor_gateway.recording.gauges import ServiceGauges
 from conveyor_gateway.recording.series import Counter, Counters, Family, Histogram, Histograms, Series
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 _SERVICE = ("namespace", "inference_service")
 # The limit of combinations of client, service and class with series of their own. Further clients are counted as

@@ -6,6 +6,7 @@
 import itertools
 import logging
 import secrets
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,12 +16,14 @@ import msgspec
 from conveyor_gateway.caller import Caller
 from conveyor_gateway.metering.meters import MeteredRequest
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.recording.receipts import Receipts
 from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.watching.catalog import Directory
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import RequestReceipt, UsedTokens
 
 logger = logging.getLogger("conveyor_gateway.requests")
 
+OWN_NAME: Final = socket.gethostname()
 _PROCESS: Final = secrets.token_hex(8)
 _NUMBERS: Final = itertools.count()
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; only for log and metrics, because the client has left
@@ -39,6 +42,7 @@ class Record:
     metered: MeteredRequest | None = None  # None: no limit of requests or tokens
     service: str = ""
     request_class: str = ""  # empty without classes
+    wants_receipt: bool = False
     is_lowered: bool = False  # the client named a more urgent class than allowed
     engine: str = "-"
     status: int = 500
@@ -86,6 +90,7 @@ class Recorder:
     def __init__(self, metrics: Metrics, directory: Directory, book: UsageBook) -> None:
         self._metrics = metrics
         self._book = book
+        self.receipts = Receipts()
         self._directory = directory
 
     def retry(self, record: Record, reason: str, error: Exception) -> None:
@@ -103,9 +108,9 @@ class Recorder:
             self._metrics.observe_class_wait(record.service, record.request_class, record.waited_seconds)
 
     def finish(self, record: Record) -> None:
+        label, used = self._label(record), record.usage
         if record.metered is not None:
-            record.metered.settle(record.usage)
-        label = self._label(record)
+            record.metered.settle(used)
         self._metrics.count_request(label, record.status)
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)
@@ -134,8 +139,37 @@ class Recorder:
             record.engine_seconds,
             record.seconds,
             record.sent_bytes,
-            *((None, None, None) if record.usage is None else msgspec.structs.astuple(record.usage)),
+            *((None, None, None) if used is None else (used.prompt_tokens, used.cached_tokens, used.completion_tokens)),
         )
+        if used is not None and used.receipt is not None and logger.isEnabledFor(logging.DEBUG):
+            values = msgspec.structs.astuple(used.receipt)
+            logger.debug(
+                "event=receipt id=%s engine_ms=%.3f padding_ms=%.3f queue_ms=%.1f batch_wait_ms=%.1f prefill_ms=%.1f "
+                "decode_ms=%.1f neighbours=%.1f preempted=%d closed_by=%s",
+                record.request_id,
+                *values,
+            )
+        self.receipts.add(_build_receipt(record))
 
     def _label(self, record: Record) -> str:
         return record.service if record.service in self._directory.services else ""
+
+
+def _build_receipt(record: Record) -> RequestReceipt:
+    return RequestReceipt(
+        request_id=record.request_id,
+        service=record.service,
+        path=record.path,
+        client=record.client,
+        gateway=OWN_NAME,
+        engine=record.engine,
+        status=record.status,
+        reason=record.reason,
+        attempts=record.attempts,
+        ended_unix=time.time(),
+        seconds=record.seconds,
+        queue_seconds=record.waited_seconds,
+        first_byte_seconds=record.first_byte_seconds,
+        engine_seconds=record.engine_seconds,
+        used=record.usage,
+    )

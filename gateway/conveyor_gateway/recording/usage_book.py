@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.pages import Usage, UsageRow
+from conveyor_protocol.usage import UsedTokens
 
 MAX_ROWS: Final = 300  # of a day; further callers of a service are counted together
 OTHER_CALLERS: Final = "*"  # no caller has this name
@@ -42,6 +42,7 @@ class UsageBook:
             row[1] += usage.prompt_tokens
             row[2] += usage.cached_tokens
             row[3] += usage.completion_tokens
+            row[4] += 0.0 if usage.receipt is None else usage.receipt.engine_ms
 
     def _begin_day(self) -> None:
         now = self._unix()

@@ -23,8 +23,9 @@ from conveyor_gateway.engines.exchange import (
 )
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError
-from conveyor_gateway.recording.record import Record, Recorder
+from conveyor_gateway.recording.record import OWN_NAME, Record, Recorder
 from conveyor_gateway.relaying.deaths import DEATHS_MAX, REMEMBERED_SECONDS, Deaths, has_form
+from conveyor_protocol.request_headers import RECEIPT_HEADER, write_receipt_request
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Attempts:
 
     async def _send_to(self, address: str, request: EngineRequest) -> EngineAnswer:
         ticket, deadline = self.ticket, self.ticket.deadline
+        if self.record.wants_receipt:
+            request.headers[RECEIPT_HEADER] = write_receipt_request(OWN_NAME, self.record.waited_seconds)
         try:
             async with asyncio.timeout_at(deadline):
                 remaining_seconds = deadline - asyncio.get_running_loop().time()

@@ -51,8 +51,10 @@ from conveyor_gateway.watching.view import View
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
 from conveyor_protocol.request_headers import (
     CLASS_HEADER,
+    RECEIPT_HEADER,
     REQUEST_ID_HEADER,
     REQUEST_TIMEOUT_HEADER,
+    parse_receipt_request,
     parse_timeout_seconds,
 )
 
@@ -132,6 +134,7 @@ class RequestLife:
         work = estimate_work(service, body, fields, self.route.may_stream)
         max_class = self.view.caller.max_class if self.view.caller is not None else ""
         priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work, max_class)
+        record.wants_receipt = parse_receipt_request(request.headers.get(RECEIPT_HEADER, "")) is not None
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         hold.note_arrived(service.namespace, service.key, len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)

@@ -53,7 +53,9 @@ def test_plans_and_results_that_travel_give_the_same_answers(
     reference: GetReference, mode: dict[str, Any], num_kv_blocks: int
 ) -> None:
     ref = reference("llama")
-    cores = [ref.make_core(num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode) for _ in range(2)]
+    cores = [
+        ref.make_core(clock=float, num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode) for _ in range(2)
+    ]
     for core in cores:
         core.scheduler._outputs.expected_output_tokens = 1.0
     there = answers_of(wired(cores[1]), ref.prompts)
@@ -70,7 +72,7 @@ def test_steps_that_fail_and_travel_give_those_who_go_on_the_same_answers(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
 ) -> None:
     ref = reference("llama")
-    cores = [ref.make_core(max_num_batched_tokens=512, max_num_seqs=8, **mode) for _ in range(2)]
+    cores = [ref.make_core(clock=float, max_num_batched_tokens=512, max_num_seqs=8, **mode) for _ in range(2)]
     for core in cores:
         run_out_of_memory(core, monkeypatch, largest=150)
         add(core, "bad", [198] * 3)

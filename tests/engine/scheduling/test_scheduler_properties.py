@@ -28,6 +28,7 @@ from tests.engine.builders import (
     next_token,
 )
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
+from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.errors import Overloaded
@@ -98,7 +99,7 @@ class History(SchedulerHistory):
             # One request of MAX_MODEL_LEN tokens needs 10 blocks with one table.
             num_kv_blocks += kv_tables.count_needed(MAX_MODEL_LEN, BLOCK_SIZE) - 10
             has_states = fails_late = False
-        self.masks = PretendedMasks()
+        self.masks, self.shares = PretendedMasks(), SharesByHand(self)
         self.scheduler: Scheduler = make_scheduler(
             self.mode,
             padding=self.padding,
@@ -116,7 +117,9 @@ class History(SchedulerHistory):
             has_states=has_states and self.padding != "real",
             kv_tables=kv_tables,
             encodes_beside=encodes_beside,
+            clock=self.shares.read,
         )
+        self.shares.watch(self.scheduler)
         # With steps ahead, and with states, there are no drafts: the engine refuses the setting.
         if speculates and not num_ahead and self.mode != "static" and not self.scheduler._facts.has_states:
             self.scheduler._batch._speculation = Oracle(5, next_token)
@@ -287,6 +290,7 @@ class History(SchedulerHistory):
     def _take(self, output: RequestOutput) -> None:
         name = output.request_id
         assert name not in self.ended, "nothing comes after the last output"
+        self.shares.check(output)
         self.received[name] += output.new_token_ids
         prompt = list(self.added[name].prompt_token_ids)
         self.scores[name] += [each.token_id for each in output.prompt_logprobs or ()]
@@ -375,6 +379,8 @@ class History(SchedulerHistory):
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
         assert not self.scheduler._batch._steps
+        self.shares.check_sums(self.scheduler)
+        self.happened["unclaimed steps"] += self.shares.lost_seconds > 0
         stats = self.scheduler.stats()
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
@@ -415,5 +421,5 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     own |= {"wanted images"} if mode == "continuous" else {"deadline"}
     own |= {"accepted drafts", "rejected drafts"} if mode != "static" else set()
     run_histories(machine, happened, own)
-    rare = {"discarded results", "withdrawn steps", "deadline", "preemptions"}  # in some modes
+    rare = {"discarded results", "withdrawn steps", "deadline", "preemptions", "unclaimed steps"}  # in some modes
     assert own <= set(+happened) <= own | rare

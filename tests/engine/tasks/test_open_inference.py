@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.engine.processes import IDLE, EngineServer
+from tests.engine.receipts import ASKED, check_receipt
 from tests.engine.tasks.softmax_model import write_softmax_model
 from tritonclient.utils import InferenceServerException
 
@@ -157,3 +158,10 @@ def test_models_of_other_tasks_take_no_tensors(chat_model: Path, tmp_path: Path)
             )
         assert server.get(f"/v2/models/{name}/ready").json() == {"name": name, "ready": True}
         assert server.get("/v2/models/a%2Fb/ready").status_code == 404
+
+
+def test_an_answer_has_its_receipt_in_a_header(served: EngineServer) -> None:
+    inputs = [{"name": "numbers", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]
+    answer = served.post("/v2/models/tiny/infer", {"inputs": inputs}, **ASKED)
+    assert answer.status_code == 200, answer.text
+    check_receipt(json.loads(answer.headers["x-receipt"]))

@@ -8,7 +8,7 @@ from conveyor_gateway.caller import Caller, Limits
 from conveyor_gateway.errors import Code, RateLimited
 from conveyor_gateway.given_limits import GIVEN_LIMITS, GivenLimits
 from conveyor_gateway.metering.meters import MAX_METERS, MeteredRequest, Meters
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 DAY = 86_400
 

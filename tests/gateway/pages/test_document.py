@@ -29,6 +29,7 @@ DOCUMENT: Json = json.loads(build_document(json.dumps(OF_ENGINE).encode(), "defa
 COMPLETIONS = "/v1/completions"
 # Of requests that are not in the document of a service: other paths, other methods, and those of the root.
 ELSEWHERE = {
+    Code.RECEIPT_NOT_FOUND,
     Code.INVALID_FORM,
     Code.NO_MODEL,
     Code.HOST_WITHOUT_NAMESPACE,

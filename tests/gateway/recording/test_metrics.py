@@ -12,7 +12,7 @@ from tests.lines_run import count_lines
 
 from conveyor_gateway.recording.metrics import MAX_NAMED, OTHER_CLIENTS, Metrics
 from conveyor_gateway.recording.series import LINES_A_PIECE, Counters, Histograms
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 LABELS = {"namespace": "team", "inference_service": "qwen"}
 

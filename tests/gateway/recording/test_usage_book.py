@@ -8,8 +8,8 @@ from tests.gateway.engine_servers import answering
 from tests.gateway.local import local_gateway, make_key
 
 from conveyor_gateway.recording.usage_book import MAX_ROWS, OTHER_CALLERS, UsageBook
-from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.pages import UsageRow
+from conveyor_protocol.usage import UsedTokens
 
 DAY = 86_400
 USED = UsedTokens(10, 4, 3)

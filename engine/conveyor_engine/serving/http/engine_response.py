@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,11 +31,12 @@ from conveyor_engine.serving.http.reading import (
     request_level,
     timeout_seconds,
 )
+from conveyor_engine.serving.http.receipts import Receipt, build_receipt, find_receipt_request
 from conveyor_engine.serving.http.usage import Report, find_report
 from conveyor_engine.serving.preparing.jobs import FilesWanted, Prepared, choose_kind
 from conveyor_engine.wire.worker import Job
-from conveyor_protocol.engine_pages import UsedTokens
-from conveyor_protocol.request_headers import PLACE_HEADER
+from conveyor_protocol.request_headers import PLACE_HEADER, RECEIPT_HEADER, ReceiptRequest
+from conveyor_protocol.usage import UsedTokens
 
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # how long a client may read the answer after the request's timeout
@@ -121,6 +123,8 @@ class EngineResponse(Response):
         self._held = opened.state.memory.hold(opened.seconds + _READING_SECONDS)
         self._started = False
         self._report: Report | None = None
+        self._receipt_request: ReceiptRequest | None = None
+        self._usage_has_receipt = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response.
@@ -128,7 +132,8 @@ class EngineResponse(Response):
         Errors before the first byte are raised, so that the app's handlers respond with a status.
         """
         if (report := find_report(scope)) is not None:
-            report.count, self._report = self._count_used, report
+            report.count, report.bill, self._report = self._count_used, self._generation.bill, report
+        self._receipt_request = find_receipt_request(scope)
         try:
             async with self._generation, self._held:
                 self._generation.on_held = self._held.grow
@@ -151,6 +156,13 @@ class EngineResponse(Response):
     @abstractmethod
     def _leave(self) -> None:
         """End everything that is not finished. Called after the client has left."""
+
+    def _find_receipt(self, cached_tokens: int | UnsetType = UNSET) -> Receipt | UnsetType:
+        """Return the receipt for the last `usage` of the answer; UNSET unless the request has the header."""
+        if self._receipt_request is None:
+            return UNSET
+        self._usage_has_receipt = True
+        return build_receipt(self._generation.bill, self._receipt_request, cached_tokens)
 
     async def _send_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._send_answer(send))
@@ -176,6 +188,13 @@ class EngineResponse(Response):
     async def _send_json(self, pieces: Iterator[bytes], send: Send) -> None:
         await self._send_body(pieces, [(b"content-type", b"application/json")], send)
 
+    async def _start_whole(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        """Start a response that is not a stream. If its body has no receipt, it gets the header."""
+        if self._receipt_request is not None and not self._usage_has_receipt:
+            receipt = build_receipt(self._generation.bill, self._receipt_request)
+            headers = [*headers, (RECEIPT_HEADER.lower().encode(), msgspec.json.encode(receipt))]
+        await self._start(headers, send)
+
     async def _send_body(self, pieces: Iterator[bytes], headers: list[tuple[bytes, bytes]], send: Send) -> None:
         """Send a short body with its length.
 
@@ -186,13 +205,13 @@ class EngineResponse(Response):
             body += piece
             if len(body) >= _PIECE_BYTES:
                 if not self._started:
-                    await self._start(headers, send)
+                    await self._start_whole(headers, send)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
                 await self._generation.turns.wait()
         if not self._started:
             headers.append((b"content-length", b"%d" % len(body)))
-            await self._start(headers, send)
+            await self._start_whole(headers, send)
         await send({"type": "http.response.body", "body": body})
 
 

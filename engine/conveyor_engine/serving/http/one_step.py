@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from conveyor_engine.errors import DeadlineExceeded, GenerationFailed, RequestError
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.failures import find_failure
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 _INPUT_BYTES = 1024  # roughly what this process keeps for an input besides its prompt and payload
 
@@ -44,6 +46,7 @@ class PromptUsage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+    receipt: Receipt | UnsetType = UNSET
 
 
 class OneStepResponse(EngineResponse):
@@ -58,7 +61,7 @@ class OneStepResponse(EngineResponse):
 
     def _sum_usage(self) -> PromptUsage:
         num_tokens = sum(self._inputs.nums_prompt_tokens)
-        return PromptUsage(num_tokens, num_tokens)
+        return PromptUsage(num_tokens, num_tokens, self._find_receipt())
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the JSON of the answer. `payloads`: one for each input, in their order."""

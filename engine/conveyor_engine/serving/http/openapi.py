@@ -44,10 +44,15 @@ from conveyor_protocol.engine_pages import (
     Load,
     Model,
     ModelList,
-    UsedTokens,
 )
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
-from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_SECONDS_MIN
+from conveyor_protocol.request_headers import (
+    RECEIPT_HEADER,
+    REQUEST_ID_HEADER,
+    REQUEST_TIMEOUT_HEADER,
+    TIMEOUT_SECONDS_MIN,
+)
+from conveyor_protocol.usage import UsedTokens
 
 Json = dict[str, Any]
 
@@ -77,6 +82,12 @@ _HEADERS = [
         "in": "header",
         "schema": {"type": "number", "minimum": TIMEOUT_SECONDS_MIN},
         "example": 30,
+    },
+    {
+        "name": RECEIPT_HEADER,
+        "in": "header",
+        "description": "With `true`, `usage` has a receipt. Answers without `usage` have it in this header.",
+        "schema": {"type": "string"},
     },
 ]
 

@@ -160,7 +160,7 @@ async def give_place_back(request: Request) -> Response:
 
 
 async def get_usage(request: Request) -> Response:
-    """Respond to GET /usage with the tokens that a request has used, by the key that its gateway chose.
+    """Respond to GET /usage with what a request has used, by the key that its gateway chose.
 
     Waits up to two seconds until the request has ended. Raises HTTPException (404) if the key is unknown.
     """
@@ -168,8 +168,8 @@ async def get_usage(request: Request) -> Response:
     if report is None:
         raise HTTPException(404)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(report.ended.wait(), _END_SECONDS)
-    return _json(report.count())
+        await asyncio.wait_for(report.wait(), _END_SECONDS)
+    return _json(report.read())
 
 
 async def get_metrics(request: Request) -> Response:

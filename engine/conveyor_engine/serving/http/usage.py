@@ -1,4 +1,4 @@
-"""Reports to a gateway how many tokens each of its requests has used. Clients do not see the reports.
+"""Reports to a gateway what each of its requests has used. Clients do not see the reports.
 
 A gateway sets a unique key for each request (`X-Engine-Usage`). The response then has the report in a header. A
 stream also has the final report after its last event, where the gateway removes it. If the client leaves earlier, the
@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_engine.serving.bill import Bill
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
+from conveyor_protocol.usage import UsedTokens
 
 ENDED_MAX: Final = 1024  # kept reports of requests that have ended; gateways fetch them immediately
 _NO_TOKENS: Final = UsedTokens(0, 0, 0)
@@ -23,20 +24,36 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,64}")
 
 
 class Report:
-    """The report of one request. `count` returns the current numbers, and the final ones after `end`."""
+    """The report of one request. `count` returns the current numbers of tokens, and the final ones after `end`."""
 
     def __init__(self) -> None:
         self.count: Callable[[], UsedTokens] = lambda: _NO_TOKENS
-        self.ended = asyncio.Event()
+        self.bill: Bill | None = None  # None: nothing was sent to the engine process
+        self._ended = asyncio.Event()
+
+    def read(self) -> UsedTokens:
+        """Return the report. It is final if the engine process has ended all that was sent to it."""
+        used = self.count()
+        if self.bill is None:
+            return used
+        if not self.bill.is_settled:
+            return msgspec.structs.replace(used, is_final=False)
+        return msgspec.structs.replace(used, receipt=self.bill.sum_up())
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self.count())
+        return msgspec.json.encode(self.read())
 
     def end(self) -> None:
         """Keep the final numbers, and drop the reference to the response."""
         used = self.count()
         self.count = lambda: used
-        self.ended.set()
+        self._ended.set()
+
+    async def wait(self) -> None:
+        """Return when the report is final, or a few seconds after the end of the answer."""
+        await self._ended.wait()
+        if self.bill is not None:
+            await self.bill.wait()
 
 
 class UsageReports:

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.http.scores import Prediction, activate, rank
 from conveyor_engine.serving.http.task_paths import Inference, TaskPath, TaskPaths
 from conveyor_engine.tasks.imageclassify.bodies import ImageClassificationForm, ImageClassificationRequest
@@ -31,6 +33,7 @@ class ImageUsage(msgspec.Struct):
     """The images of a request."""
 
     images: int
+    receipt: Receipt | UnsetType = UNSET
 
 
 class ImageClassificationList(msgspec.Struct):
@@ -55,7 +58,7 @@ class ImagesResponse(OneStepResponse):
         self._labels = ImageFacts.read(self._state.engine.facts).labels
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
-        usage = ImageUsage(len(payloads))
+        usage = ImageUsage(len(payloads), self._find_receipt())
         whole = ImageClassificationList(self._id, int(time.time()), self._state.model.name, [], usage)
         return write_with(whole, "data", (self._classify(index, payload) for index, payload in enumerate(payloads)))
 

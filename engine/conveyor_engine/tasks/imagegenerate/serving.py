@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import Send
 
@@ -17,6 +18,7 @@ from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.events import SSE_HEADERS, encode, event
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.usage import build_last_words
 from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
@@ -40,6 +42,7 @@ class PictureUsage(msgspec.Struct):
     total_tokens: int
     input_tokens_details: TextTokens
     output_tokens: int = 0
+    receipt: Receipt | UnsetType = UNSET
 
 
 class Picture(msgspec.Struct):
@@ -148,7 +151,7 @@ class PicturesResponse(OneStepResponse):
 
     def _describe_usage(self) -> PictureUsage:
         num_tokens = sum(self._prepared.nums_prompt_tokens)
-        return PictureUsage(num_tokens, num_tokens, TextTokens(num_tokens))
+        return PictureUsage(num_tokens, num_tokens, TextTokens(num_tokens), receipt=self._find_receipt())
 
 
 def _encode_picture(width: int, height: int, pixels: bytes) -> str:

@@ -14,6 +14,7 @@ import pytest
 import soxr
 from jsonschema import Draft202012Validator
 from tests.engine.processes import EngineServer, error_of
+from tests.engine.receipts import ASKED, check_receipt
 from tests.engine.speech_models import RATE, draw_sound, encode, save_speech_model
 from tests.engine.tasks.transcribe.test_transcripts import generate
 from tests.openapi import find_event_schema
@@ -223,3 +224,20 @@ def test_a_client_that_leaves_ends_its_file(served: Served) -> None:
         client.post(served.server.url + PATH, files={"file": ("x.wav", long)})
     served.server.wait_load(running=0, waiting=0)
     assert served.post(WAV).json()["text"]
+
+
+@pytest.mark.parametrize("form", ["json", "verbose_json", "text", "srt", "vtt"])
+def test_an_answer_has_its_receipt(served: Served, form: str) -> None:
+    data, files = {"response_format": form}, {"file": ("x.wav", WAV)}
+    answer = served.server.client.post(served.server.url + PATH, data=data, files=files, headers=ASKED)
+    header = answer.headers.get("x-receipt")
+    receipt = json.loads(header) if header else answer.json()["usage"]["receipt"]
+    assert (header is None) == form.endswith("json")
+    check_receipt(receipt)
+
+
+def test_the_last_event_of_a_stream_has_the_receipt(served: Served) -> None:
+    data, files = {"stream": "true"}, {"file": ("x.wav", WAV)}
+    answer = served.server.client.post(served.server.url + PATH, data=data, files=files, headers=ASKED)
+    done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")][-1]
+    check_receipt(json.loads(done)["usage"]["receipt"])

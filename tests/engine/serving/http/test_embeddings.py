@@ -14,6 +14,7 @@ import torch
 from openai import BadRequestError, OpenAI
 from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
 from tests.engine.processes import EngineServer, error_of, wait_until
+from tests.engine.receipts import ASKED, check_receipt
 from tokenizers import Tokenizer
 
 from conveyor_api.endpoints import ENDPOINTS
@@ -83,11 +84,26 @@ def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI
 def test_a_gateway_gets_the_number_of_used_tokens(served: Served) -> None:
     answer = served.server.post("/v1/embeddings", {"input": TEXTS}, **{USAGE_HEADER: "embedded"})
     used = json.loads(answer.headers[USAGE_HEADER])
+    assert used.pop("receipt")[0] > 0
     assert used == {
         "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
         "cached_tokens": 0,
         "completion_tokens": 0,
     }
+
+
+def test_an_answer_has_its_receipt_in_its_usage_or_in_a_header(served: Served) -> None:
+    answer = served.server.post("/v1/embeddings", {"input": TEXTS}, **ASKED)
+    receipt = check_receipt(answer.json()["usage"]["receipt"])
+    assert receipt["closed_by"] in ("full", "window")
+    assert "x-receipt" not in answer.headers
+    for body in ({"input": TEXTS, "encoding_format": "bytes_only"}, {"input": TEXTS, "encoding_format": "bytes"}):
+        answer = served.server.post("/v1/embeddings", body, **ASKED)
+        header = answer.headers.get("x-receipt")
+        check_receipt(json.loads(header) if header else json.loads(answer.headers["metadata"])["usage"]["receipt"])
+    answer = served.server.post("/embed", {"inputs": TEXTS}, **ASKED)
+    check_receipt(json.loads(answer.headers["x-receipt"]))
+    assert isinstance(answer.json(), list)
 
 
 def test_the_tokenizer_s_own_tokens_are_around_a_text(served: Served, client: OpenAI) -> None:

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from PIL import Image
 from tests.engine.image_models import LABELS, draw, encode, open_pipeline, save_image_model
 from tests.engine.processes import EngineServer, error_of
+from tests.engine.receipts import ASKED, check_receipt
 from tests.engine.serving.http.other_tasks import list_paths
 from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
@@ -283,3 +284,9 @@ def test_the_usual_client_sends_a_form(labels_one: Served) -> None:
         request.url, content=pieces(), headers={"Content-Type": request.headers["content-type"]}
     )
     assert_same(answer.json()["data"][0]["scores"], labels_one.expect(FILES[0]))
+
+
+def test_an_answer_has_its_receipt(labels_one: Served) -> None:
+    answer = labels_one.server.post(PATH, {"images": TEXTS[:1]}, **ASKED)
+    assert answer.status_code == 200, answer.text
+    check_receipt(answer.json()["usage"]["receipt"])

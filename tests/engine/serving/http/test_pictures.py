@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from PIL import Image
 from tests.engine.paint_models import Brief, Pixels, open_pipeline, paint, save_paint_model
 from tests.engine.processes import EngineServer, error_of
+from tests.engine.receipts import ASKED, check_receipt
 from tests.engine.serving.http.other_tasks import list_paths
 
 from conveyor_engine.tasks.imagegenerate.facts import Size
@@ -168,3 +169,12 @@ def test_costs_are_counted_in_pixels_and_answers_are_as_the_document_says(served
             of_event = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
             Draft202012Validator(of_event).validate(event)
     assert served.server.metric("vllm:request_success_total", finished_reason="stop") >= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_its_receipt(served: Served, stream: bool) -> None:
+    body = {"prompt": "a fox", "num_inference_steps": 2, "stream": stream}
+    answer = served.server.post(PATH, body, **ASKED)
+    assert answer.status_code == 200, answer.text
+    text = [line for line in answer.text.splitlines() if line.startswith("data: ")][-1][6:] if stream else answer.text
+    check_receipt(json.loads(text)["usage"]["receipt"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler, names_of
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
+from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.errors import Overloaded
@@ -72,7 +73,7 @@ class EmbeddingHistory(SchedulerHistory):
         drains=st.booleans(),
     )
     def begin(self, max_num_seqs: int, num_ahead: int, fails_late: bool, drains: bool) -> None:
-        self.now = 0.0
+        self.now, self.shares = 0.0, SharesByHand(self)
         self.scheduler = make_scheduler(
             self.mode,
             padding="real" if self.mode == "static" else None,  # which an encoder's batch never has
@@ -84,7 +85,9 @@ class EmbeddingHistory(SchedulerHistory):
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             task="embed",
             of_task=EmbeddingFacts(size=8).encode(),
+            clock=self.shares.read,
         )
+        self.shares.watch(self.scheduler)
         self.model = PretendedEncoder()
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
@@ -148,6 +151,7 @@ class EmbeddingHistory(SchedulerHistory):
 
     def _take(self, output: RequestOutput) -> None:
         assert output.request_id not in self.ended
+        self.shares.check(output)
         assert output.finish_reason is not None, "one output tells all"
         self.ended[output.request_id] = output.finish_reason
         self.happened[output.finish_reason] += 1
@@ -172,6 +176,7 @@ class EmbeddingHistory(SchedulerHistory):
         if not hasattr(self, "scheduler"):
             return
         self.finish(1_000)
+        self.shares.check_sums(self.scheduler)
         stats = self.scheduler.stats()
         assert (stats.padding_tokens, stats.generation_tokens, stats.num_preemptions) == (0, 0, 0)
         assert stats.kv_cache_usage == 0.0

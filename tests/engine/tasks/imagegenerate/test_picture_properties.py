@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
+from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.errors import Overloaded
@@ -89,7 +90,7 @@ class PictureHistory(SchedulerHistory):
         drains=st.booleans(),
     )
     def begin(self, max_num_seqs: int, num_ahead: int, fails_late: bool, drains: bool) -> None:
-        self.now = 0.0
+        self.now, self.shares = 0.0, SharesByHand(self)
         self.scheduler = make_scheduler(
             self.mode,
             num_kv_blocks=0,
@@ -100,7 +101,9 @@ class PictureHistory(SchedulerHistory):
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             task="imagegenerate",
             of_task=FACTS.encode(),
+            clock=self.shares.read,
         )
+        self.shares.watch(self.scheduler)
         self.model = PretendedPainter()
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
@@ -158,6 +161,7 @@ class PictureHistory(SchedulerHistory):
     def _take(self, output: RequestOutput) -> None:
         assert output.finish_reason is not None, "no previews were asked for"
         assert output.request_id not in self.ended
+        self.shares.check(output)
         self.ended[output.request_id] = output.finish_reason
         self.happened[output.finish_reason] += 1
         if output.payload is not None:
@@ -169,6 +173,7 @@ class PictureHistory(SchedulerHistory):
     def teardown(self) -> None:
         if hasattr(self, "scheduler"):
             self.finish(1_000)
+            self.shares.check_sums(self.scheduler)
             assert self.scheduler.stats().num_preemptions == 0
 
 

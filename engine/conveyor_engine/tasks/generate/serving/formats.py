@@ -23,6 +23,7 @@ from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.events import encode, event
 from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.preparing.tool_use import CalledAs
 from conveyor_engine.tasks.generate.preparing.prepare import PreparedText
 from conveyor_engine.tasks.generate.serving.choice import Delta
@@ -43,6 +44,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None  # cached tokens; only for requests with a cache_salt
     completion_tokens_details: dict[str, int] | UnsetType = UNSET  # if the model thinks
+    receipt: Receipt | UnsetType = UNSET  # at the end, if the request asks for it
 
 
 BlockKind = Literal["content", "reasoning", "tool_call"]

@@ -24,7 +24,7 @@ from conveyor_engine.text.parsing.thinking import MARKS
 from conveyor_engine.text.schema.problems import describe_relaxed
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
-from conveyor_protocol.engine_pages import UsedTokens
+from conveyor_protocol.usage import UsedTokens
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class GeneratedResponse(EngineResponse):
         answers = [WholeChoice(choice.index) for choice in self._choices]
         async for outputs in self._generation.batches():
             self._held.grow(sum(answers[delta.choice].add(delta) for delta in self._push(outputs)))
-        await self._send_json(self._format.write_whole(answers, self._usage()), send)
+        await self._send_json(self._format.write_whole(answers, await self._find_last_usage()), send)
 
     async def _send_stream(self, send: Send) -> None:
         """Send the stream. The status is sent with the first tokens, so an earlier failure gets an error status."""
@@ -116,7 +116,7 @@ class GeneratedResponse(EngineResponse):
             async for outputs in self._generation.batches():
                 if deltas := self._push(outputs):
                     await self._send_events(deltas, send)
-            last = self._format.write_end(self._usage())
+            last = self._format.write_end(await self._find_last_usage())
         except RequestError as error:
             if not self._started:
                 raise
@@ -144,6 +144,18 @@ class GeneratedResponse(EngineResponse):
                 prompt_tokens += self._prepared.choices[start].num_prompt_tokens
                 cached_tokens += of_prompt[0].num_cached_tokens
         return UsedTokens(prompt_tokens, cached_tokens, sum(choice.num_tokens for choice in self._choices))
+
+    async def _find_last_usage(self) -> Usage:
+        """Return the counts, and the receipt if the request asks for it.
+
+        The receipt of an answer that a stop string ends arrives after the engine process's running step.
+        """
+        usage = self._usage()
+        if self._receipt_request is not None:
+            await self._generation.bill.wait()
+            cached = self._count_used().cached_tokens if self._prepared.reports_cached_tokens else UNSET
+            usage.receipt = self._find_receipt(cached)
+        return usage
 
     def _usage(self) -> Usage:
         prompt_tokens = self._prepared.num_prompt_tokens

@@ -13,6 +13,7 @@ from conveyor_engine.errors import RequestError
 from conveyor_engine.serving.http.engine_response import open_request, prepare_request
 from conveyor_engine.serving.http.events import encode, event
 from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.preparing.tokens import PreparedTokens
 from conveyor_engine.tasks.generate.serving.formats import Block, BlockKind, BlocksFormat, Usage, WholeChoice
 from conveyor_engine.tasks.generate.serving.generated import GeneratedResponse
@@ -29,6 +30,7 @@ class AnthropicUsage(msgspec.Struct, omit_defaults=True):
     output_tokens: int
     cache_read_input_tokens: int | UnsetType = UNSET
     output_tokens_details: dict[str, int] | UnsetType = UNSET  # if the model thinks
+    receipt: Receipt | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "AnthropicUsage":
@@ -36,7 +38,7 @@ class AnthropicUsage(msgspec.Struct, omit_defaults=True):
         thinking: dict[str, int] | UnsetType = UNSET
         if usage.completion_tokens_details:
             thinking = {"thinking_tokens": usage.completion_tokens_details["reasoning_tokens"]}
-        return cls(usage.prompt_tokens - (cached or 0), usage.completion_tokens, cached, thinking)
+        return cls(usage.prompt_tokens - (cached or 0), usage.completion_tokens, cached, thinking, usage.receipt)
 
 
 class Text(msgspec.Struct, tag="text"):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.tasks.generate.preparing.responses import Repeated
 from conveyor_engine.tasks.generate.serving.formats import Usage
 from conveyor_engine.tasks.generate.serving.logprobs import ChatTokenLogprob
@@ -81,6 +82,7 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
+    receipt: Receipt | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "ResponseUsage":
@@ -92,6 +94,7 @@ class ResponseUsage(msgspec.Struct):
             usage.completion_tokens,
             {"reasoning_tokens": thinking},
             usage.total_tokens,
+            usage.receipt,
         )
 
 

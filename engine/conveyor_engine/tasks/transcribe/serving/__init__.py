@@ -19,6 +19,7 @@ from conveyor_engine.tasks.transcribe.bodies import TranscriptionForm, Translati
 from conveyor_engine.tasks.transcribe.facts import AudioFacts
 from conveyor_engine.tasks.transcribe.preparing import PreparedSpeech
 from conveyor_engine.tasks.transcribe.serving.answers import (
+    DurationUsage,
     Transcription,
     TranscriptTextDelta,
     TranscriptTextDone,
@@ -30,8 +31,8 @@ from conveyor_engine.tasks.transcribe.serving.answers import (
 )
 from conveyor_engine.tasks.transcribe.serving.transcript import Transcript
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_protocol.engine_pages import UsedTokens
 from conveyor_protocol.uploads import AUDIO_BYTES_MAX
+from conveyor_protocol.usage import UsedTokens
 
 _log = logging.getLogger(__name__)
 _JSON: Final = (b"content-type", b"application/json")
@@ -64,16 +65,23 @@ class TranscriptResponse(EngineResponse):
         transcript, seconds = self._transcript, self._prepared.seconds
         match self._prepared.response_format:
             case "json":
-                yield encode(Transcription(transcript.text.strip(), count_usage(seconds)))
+                yield encode(Transcription(transcript.text.strip(), self._count_usage()))
             case "verbose_json":
                 wants_words = self._prepared.wants_words
-                yield encode(build_verbose(transcript, self._prepared.task, seconds, wants_words=wants_words))
+                yield encode(
+                    build_verbose(
+                        transcript, self._prepared.task, self._count_usage(), seconds, wants_words=wants_words
+                    )
+                )
             case "text":
                 yield f"{transcript.text.strip()}\n".encode()
             case "srt":
                 yield from write_srt(transcript.segments)
             case "vtt":
                 yield from write_vtt(transcript.segments)
+
+    def _count_usage(self) -> DurationUsage:
+        return count_usage(self._prepared.seconds, self._find_receipt())
 
     async def _send_stream(self, send: Send) -> None:
         """Send events. The status is sent with the first text, so a failure before that has an error status."""
@@ -87,7 +95,7 @@ class TranscriptResponse(EngineResponse):
                     await self._send_event(TranscriptTextDelta(text[num_sent:]), send)
                     num_sent = len(text)
             self._end(FinishReason.STOP)
-            done = TranscriptTextDone(self._transcript.text.strip(), count_usage(self._prepared.seconds))
+            done = TranscriptTextDone(self._transcript.text.strip(), self._count_usage())
             await self._send_event(done, send)
             last = b""
         except RequestError as error:

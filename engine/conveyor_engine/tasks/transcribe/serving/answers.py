@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterator
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.tasks.transcribe.facts import SpeechTask
 from conveyor_engine.tasks.transcribe.languages import NAMES
 from conveyor_engine.tasks.transcribe.serving.transcript import TextSegment, Transcript
@@ -14,6 +16,7 @@ class DurationUsage(msgspec.Struct, tag_field="type", tag="duration"):
     """The length of the sound, rounded up. OpenAI bills transcripts by it."""
 
     seconds: int
+    receipt: Receipt | UnsetType = UNSET
 
 
 class Transcription(msgspec.Struct):
@@ -71,20 +74,20 @@ class TranscriptTextDone(msgspec.Struct, tag_field="type", tag="transcript.text.
     usage: DurationUsage
 
 
-def count_usage(seconds: float) -> DurationUsage:
+def count_usage(seconds: float, receipt: Receipt | UnsetType = UNSET) -> DurationUsage:
     """Return the usage of a file of this length."""
-    return DurationUsage(math.ceil(seconds))
+    return DurationUsage(math.ceil(seconds), receipt)
 
 
 def build_verbose(
-    transcript: Transcript, task: SpeechTask, seconds: float, *, wants_words: bool = False
+    transcript: Transcript, task: SpeechTask, usage: DurationUsage, seconds: float, *, wants_words: bool = False
 ) -> VerboseTranscription:
     """Build the whole answer. A language without a known name is given by its code."""
     language = transcript.language or ""
     segments = [_build_segment(number, each) for number, each in enumerate(transcript.segments)]
     name = NAMES.get(language, language)
     words = [TranscriptionWord(each.text, round(each.start, 3), round(each.end, 3)) for each in transcript.words]
-    text, usage = transcript.text.strip(), count_usage(seconds)
+    text = transcript.text.strip()
     return VerboseTranscription(task, name, seconds, text, segments, usage, words if wants_words else None)
 
 
