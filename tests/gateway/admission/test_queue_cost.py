@@ -76,7 +76,7 @@ async def test_an_event_costs_no_more_with_many_waiting_than_with_few(
         queue, tickets = make_queue(num_waiting, num_engines, num_clients)
         costs.append(count_lines(EVENTS[event](queue, tickets), FOLDER))
         queue.close(GatewayError("the end", Code.SERVICE_DELETED))
-    assert costs[1] < 4 * costs[0], costs  # the index is twice as deep
+    assert costs[1] < 6 * costs[0], costs  # the indexes are twice as deep, by chance up to three times
 
 
 async def turns(count: int) -> None:
