@@ -85,6 +85,6 @@ def test_abandoned_grammars_leave_nothing_behind(server: EngineServer) -> None:
     for number in range(4):
         body = json.dumps({**costly, "structured_outputs": {"grammar": build_and(16) + f"\n// {number}"}})
         with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{server.url}/v1/completions", content=body, timeout=0.05)
+            httpx.post(f"{server.url}/v1/completions", content=body, timeout=httpx.Timeout(5, read=0.005))
     choice = {"prompt": "a", "structured_outputs": {"choice": ["a", "b"]}, "n": 8, "max_tokens": 5}
     assert len(server.post("/v1/completions", choice).json()["choices"]) == 8
