@@ -11,8 +11,8 @@ from uuid import uuid4
 from conveyor_api import names
 from conveyor_local.errors import RunError
 from conveyor_local.plans import Surroundings
-from conveyor_local.pods import Missing, PodFields, build_environment, find_folders, find_volume, list_arguments
 from conveyor_local.processes import ChildProgram, Process
+from conveyor_local.templates import Missing, PodFields, build_environment, find_folders, find_volume, list_arguments
 
 _DEFAULT_RETRIES: Final = 6  # Kubernetes' own
 _LASTING: Final = (0, 2, 3, 4)  # exit codes after which another start would not help

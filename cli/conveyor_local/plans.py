@@ -19,7 +19,8 @@ from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, count_gpus
 from conveyor_local.places import Places
 from conveyor_local.pod import Pod, PodPlan
-from conveyor_local.pods import (
+from conveyor_local.processes import ChildProgram
+from conveyor_local.templates import (
     Folders,
     Missing,
     Object,
@@ -29,7 +30,6 @@ from conveyor_local.pods import (
     find_volume,
     list_arguments,
 )
-from conveyor_local.processes import ChildProgram
 from conveyor_operator.inferenceservice.desired import Desired, build_desired
 from conveyor_operator.inferenceservice.manifests.config import build_engine_config
 from conveyor_operator.inferenceservice.manifests.pods import ENGINE_CONTAINER

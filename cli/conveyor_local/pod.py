@@ -19,8 +19,8 @@ from uuid import uuid4
 import aiohttp
 
 from conveyor_api import names
-from conveyor_local.pods import Missing, Object
 from conveyor_local.processes import ChildProgram, Process
+from conveyor_local.templates import Missing, Object
 from conveyor_operator.inferenceservice.manifests.pods import ENGINE_CONTAINER
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.status import format_time

@@ -11,7 +11,7 @@ from typing import Any
 
 from conveyor_protocol.answer_codes import AnswerCode, find_error_form
 
-RETRY_AFTER_SECONDS = 1
+DEFAULT_RETRY_AFTER_SECONDS = 1
 
 
 class Code(AnswerCode):
@@ -167,7 +167,7 @@ class GatewayError(Exception):
         """The headers of the error response."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(DEFAULT_RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
     def to_json(self, path: str = "") -> Any:
         """Return the body of the error response as an object for JSON."""

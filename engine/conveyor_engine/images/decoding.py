@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from conveyor_engine.errors import InvalidRequest
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")  # docs/adr/0094 explains this choice
-PIXELS_MAX: Final = 2**24  # of one image: 4096 x 4096
+PIXELS_MAX: Final = 2**24  # of one image in every task, chats too: 4096 x 4096
 SHOWN_PIXELS_MAX: Final = 2**21  # of an image in a conversation, after `shrink`
 ASPECT_MAX: Final = 100  # longer side / shorter side: a processor that enlarges the shorter side enlarges both
 _NAMES: Final = "JPEG, PNG, WebP or GIF"

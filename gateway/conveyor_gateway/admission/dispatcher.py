@@ -12,12 +12,12 @@ from typing import Final
 from conveyor_gateway.admission.engine_order import Engine
 from conveyor_gateway.admission.engine_pool import EnginePool
 from conveyor_gateway.admission.kept_places import KeptPlaces
-from conveyor_gateway.admission.leaving import Leaving
 from conveyor_gateway.admission.limits import QueueLimits
 from conveyor_gateway.admission.open_queries import OpenQueries
 from conveyor_gateway.admission.place_queries import PlaceQueries
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState, Work
+from conveyor_gateway.admission.wait_estimate import WaitEstimate
 from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.watching.classes import UNCLASSED
 
@@ -45,7 +45,7 @@ class Dispatcher:
         self._pool = pool
         self._waiting = waiting
         self._limits = limits
-        self._leaving = Leaving(loop.time())
+        self._wait_estimate = WaitEstimate(loop.time())
         self._retries = RetryBudget(loop.time())
         self._loop = loop
         self._queries = OpenQueries(engines, self._use_answer, self.match)
@@ -61,13 +61,13 @@ class Dispatcher:
         """Use changed limits from now on."""
         self._limits = limits
         levels = {UNCLASSED.level, *(each.level for each in limits.classes.ordered)}
-        self._leaving.keep(levels)
+        self._wait_estimate.keep(levels)
         self._waiting.keep(levels)
         self.match()
 
     def estimate_wait_seconds(self, level: int) -> int:
         """Return the `Retry-After` of a request of this level that found the queue full."""
-        return self._leaving.find_wait_seconds(level, self._waiting)
+        return self._wait_estimate.find_wait_seconds(level, self._waiting)
 
     def note_answer(self) -> None:
         """Record that an engine answered. This allows further retries."""
@@ -127,10 +127,10 @@ class Dispatcher:
     def match(self) -> None:
         """Give free places to the first tickets of the queue, then ask engines for more places."""
         now = self._loop.time()
-        self._leaving.tick(now)
+        self._wait_estimate.tick(now)
         if not self._stopped:
             self._match(now)
-        self._leaving.has_backlog = bool(self._waiting)
+        self._wait_estimate.has_backlog = bool(self._waiting)
 
     def _match(self, now: float) -> None:
         if self._waiting and not (self._end_exclusions(now) and self._give_places(now)):
@@ -240,7 +240,7 @@ class Dispatcher:
     def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool, waits: bool = True) -> None:
         self._waiting.begin(ticket, waits)
         if not ticket.excluded & FIRST_TRY:
-            self._leaving.count(ticket.level)
+            self._wait_estimate.count(ticket.level)
         self.dispatched.add(ticket)
         self._num_of_level[ticket.level] += 1
         self._kept.enter(ticket.client, self._num_places, self._loop.time())

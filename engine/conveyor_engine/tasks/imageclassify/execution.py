@@ -27,7 +27,7 @@ from conveyor_engine.loop.executor import Executor
 from conveyor_engine.wire.images import ImageFacts, PictureShape, read_pixels
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-_PIXELS_MAX: Final = SIDE_MAX**2  # of a processed image
+_MODEL_PIXELS_MAX: Final = SIDE_MAX**2  # of a processed image
 
 
 class ImageClassifyRunner(Runner):
@@ -39,9 +39,9 @@ class ImageClassifyRunner(Runner):
         self.device, self._dtype = start.device, start.dtype
         directory = Path(config.model)
         shape = load_processor(directory).find_shape()
-        if shape.num_pixels > _PIXELS_MAX:
+        if shape.num_pixels > _MODEL_PIXELS_MAX:
             raise ModelError(
-                f"its images become {shape.height} x {shape.width}; at most {_PIXELS_MAX} pixels are supported"
+                f"its images become {shape.height} x {shape.width}; at most {_MODEL_PIXELS_MAX} pixels are supported"
             )
         described = describe_classifier(directory, start.model_config, classifies_tokens=False)
         self.model = start.load()
@@ -51,7 +51,7 @@ class ImageClassifyRunner(Runner):
         )
         self.facts = start.facts(
             self.model,
-            max_model_len=_PIXELS_MAX,
+            max_model_len=_MODEL_PIXELS_MAX,
             attention_backend="model",
             max_num_batched_tokens=config.max_num_batched_tokens or start.max_num_seqs * shape.num_pixels,
             of_task=ImageFacts(labels=described.labels, activation=described.activation, shape=shape).encode(),

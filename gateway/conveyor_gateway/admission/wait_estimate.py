@@ -15,7 +15,7 @@ _LATELY_SECONDS: Final = 15.0  # time constant of the decay: an event of this ag
 _ASSUMED: Final = 0.1  # prior: 0.1 places in 0.1 seconds, so one place a second before any is counted
 
 
-class Leaving:
+class WaitEstimate:
     """The rates at which requests of each level get places while others wait.
 
     Time without a backlog and requests that get their places immediately do not count. They do not show how fast a

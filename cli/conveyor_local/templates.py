@@ -1,4 +1,4 @@
-"""Turns a pod template of the operator into programs that run on this machine. Used by `pod` and `jobs`.
+"""Turns a pod template of the operator into programs that run on this machine. Used by `pod`, `plans` and `offline`.
 
 Volumes become folders, and a path below a mount point becomes a path in the volume's folder. Environment variables are
 read from the objects in the files, as the kubelet does.

@@ -15,9 +15,9 @@ from conveyor_local.files import Objects
 from conveyor_local.machine import Machine, check_gpus, find_machine
 from conveyor_local.places import Places, open_places
 from conveyor_local.plans import PodPlanner, Surroundings, build_all
-from conveyor_local.pods import Folders, Missing
 from conveyor_local.processes import ChildProgram
 from conveyor_local.service import Options, Service
+from conveyor_local.templates import Folders, Missing
 
 GIB = 1 << 30
 

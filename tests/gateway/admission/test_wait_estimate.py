@@ -6,8 +6,8 @@ import pytest
 from tests.gateway.admission.queues import FAR
 from tests.gateway.admission.test_queue_classes import BATCH, CHAT, VirtualTime
 
-from conveyor_gateway.admission.leaving import RETRY_AFTER_SECONDS_MAX
 from conveyor_gateway.admission.ticket import Ticket, TicketState
+from conveyor_gateway.admission.wait_estimate import RETRY_AFTER_SECONDS_MAX
 from conveyor_gateway.errors import QueueFull
 from conveyor_gateway.watching.classes import QueueClass
 
@@ -116,9 +116,9 @@ def test_the_rates_of_levels_that_are_gone_are_dropped() -> None:
     with VirtualTime(CHAT, BATCH, place_limit=1, max_queued_requests=10) as run:
         for _ in overload(run, 0.5, 5):
             seconds_announced(run, BATCH)
-        leaving = run.queue._dispatcher._leaving
-        assert set(leaving._left) == {BATCH.level}
+        estimate = run.queue._dispatcher._wait_estimate
+        assert set(estimate._left) == {BATCH.level}
         run.queue.configure(run.queue.limits)
-        assert set(leaving._left) == {BATCH.level}
-        leaving.keep({CHAT.level})
-        assert not leaving._left
+        assert set(estimate._left) == {BATCH.level}
+        estimate.keep({CHAT.level})
+        assert not estimate._left
