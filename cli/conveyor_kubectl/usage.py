@@ -14,14 +14,13 @@ from conveyor_insight.facts import Unanswered
 from conveyor_insight.tables import build_table
 from conveyor_kubectl.cluster import Cluster
 from conveyor_operator.kinds import CONFIG_MAP
-from conveyor_protocol.pages import UsageRow
+from conveyor_protocol.usage_rows import OTHERS, UsageRow, find_namespace
 
 DESCRIPTION: Final = """Show the requests, tokens and engine seconds of keys, services, namespaces or classes. The days
 are those of UTC, today included. The operator keeps 31 days, and reads the gateways every 15 seconds."""
 _DECODER: Final = msgspec.json.Decoder(dict[str, list[UsageRow]])
 _DAYS: Final = re.compile("([1-9][0-9]?)d")
 _NO_KEY: Final = "(no key)"
-_ACCOUNT: Final = "system:serviceaccount:"
 
 Print = Callable[..., None]
 
@@ -94,17 +93,18 @@ def sum_usage(rows: Iterable[UsageRow], by: str) -> dict[str, dict[str, Any]]:
     return {name: totals[name] for name in ordered}
 
 
+def _find_service(row: UsageRow) -> str:
+    is_sum = row.caller.rpartition("/")[2] == OTHERS
+    return row.service or (OTHERS if is_sum else "(deleted)")
+
+
 def _find_namespace(row: UsageRow) -> str:
-    """Return the namespace of the caller; that of the service for callers without one."""
-    if row.caller.startswith(_ACCOUNT):
-        return row.caller.split(":")[2]
-    caller, slash, _ = row.caller.partition("/")
-    return caller if slash else row.service.partition("/")[0] or _NO_KEY
+    return find_namespace(row.service, row.caller) or (OTHERS if row.caller == OTHERS else _NO_KEY)
 
 
 _NAMES: Final[dict[str, Callable[[UsageRow], str]]] = {
     "key": lambda row: row.caller or _NO_KEY,
-    "service": lambda row: row.service or "(deleted)",
+    "service": _find_service,
     "namespace": _find_namespace,
     "class": lambda row: row.request_class or "(no class)",
 }

@@ -89,6 +89,7 @@ class Server:
             source.states,
             are_names_claimed=lambda: catalog.directory.names.find_holder(own_name) is not None,
         )
+        catalog.keys.subscribe(metrics.drop_client)
         metrics.gauges = ServiceGauges(queues)
         metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
         book = UsageBook()

@@ -115,28 +115,3 @@ class Start(Struct, frozen=True):
 
     warm_up_seconds: Annotated[float, Meta(ge=0)] | None
     """How long the warm-up took; None if the engine does not report it."""
-
-
-class UsageRow(Struct, frozen=True, array_like=True):
-    """What one caller's requests of one class have used of a service, on one day."""
-
-    service: Annotated[str, Meta(max_length=127)]
-    """`namespace/name`; empty for services that are gone."""
-    caller: Annotated[str, Meta(max_length=256)]
-    """The caller's name, or the name that a trusted proxy gave the client; empty for others. `*`: all further ones."""
-    request_class: Annotated[str, Meta(max_length=63)]
-    """Empty for services without classes."""
-    requests: Count = 0
-    prompt_tokens: Count = 0
-    cached_tokens: Count = 0
-    completion_tokens: Count = 0
-    engine_ms: Annotated[float, Meta(ge=0)] = 0.0
-    """The requests' share of the time of steps; 0 for runtimes that do not report it."""
-
-
-class Usage(Struct, frozen=True):
-    """`GET /usage`: what this process has counted today and yesterday, by day (UTC)."""
-
-    process: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-    """Chosen at random at each start, because the counts begin at 0."""
-    days: dict[Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")], list[UsageRow]]

@@ -1,9 +1,9 @@
 """All Prometheus metrics of the gateway.
 
 `record` and `listening` count them. `gauges` reads the state of queues at scrape time. The page is written in pieces,
-so that other requests are served in between. Labels name only known
-services, and the series of a deleted service are dropped. So clients cannot increase the number of series. Only the
-names of keys, and those that trusted proxies give to clients, can, up to MAX_NAMED.
+so that other requests are served in between. Labels name only known services, and the series of a deleted service are
+dropped. So clients cannot increase the number of series. Only the names of keys, and those that trusted proxies give to
+clients, can (`named_clients`).
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,12 @@ from typing import Final
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from conveyor_gateway.recording.gauges import ServiceGauges
+from conveyor_gateway.recording.named_clients import NamedClient, NamedClients
 from conveyor_gateway.recording.series import Counter, Counters, Family, Histogram, Histograms, Series
 from conveyor_protocol.usage import UsedTokens
 
 _SERVICE = ("namespace", "inference_service")
-# The limit of combinations of client, service and class with series of their own. Further clients are counted as
-# OTHER_CLIENTS.
-MAX_NAMED: Final = 1_000
-OTHER_CLIENTS: Final = "other"
+OTHER_CLIENTS: Final = "other"  # those without series of their own
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -31,6 +29,16 @@ class _ServiceSeries:
     queue_wait: Histogram
     first_byte: Histogram
     engine_seconds: Counter
+    prompt_tokens: Counter
+    cached_tokens: Counter
+    generation_tokens: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientSeries:
+    """The series of one client's requests of one class for one service."""
+
+    requests: Counter
     prompt_tokens: Counter
     cached_tokens: Counter
     generation_tokens: Counter
@@ -47,8 +55,8 @@ class Metrics:
         self._families: list[Family[Counter] | Family[Histogram]] = []
         # The label values of each service's series, so that its end costs nothing for other services.
         self._labels: dict[str, set[tuple[Family[Counter] | Family[Histogram], tuple[str, ...]]]] = {}
-        self._named: dict[str, set[tuple[str, str]]] = {}  # clients and classes with series of their own, by service
-        self._num_named = 0
+        self._named = NamedClients(lambda named: self._client_series[named].requests.value, self._drop_named)
+        self._client_series: dict[NamedClient, _ClientSeries] = {}
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
         )
@@ -93,6 +101,12 @@ class Metrics:
         )
         self._client_generation_tokens = self._counter(
             "client_generation_tokens", "Tokens generated, by the client's key or name.", *of_client
+        )
+        self._of_clients = (
+            self._client_requests,
+            self._client_prompt_tokens,
+            self._client_cached_tokens,
+            self._client_generation_tokens,
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -152,19 +166,28 @@ class Metrics:
 
     def count_used_by_client(self, service: str, client: str, request_class: str, usage: UsedTokens | None) -> None:
         """Count a request of a client with a key, or with a name that a trusted proxy has given."""
-        named = self._named.setdefault(service, set())
-        if (client, request_class) not in named:
-            if self._num_named < MAX_NAMED:
-                named.add((client, request_class))
-                self._num_named += 1
-            else:
-                client, request_class = OTHER_CLIENTS, ""
-        labels = service, client, request_class
-        self._find(self._client_requests, *labels).inc()
+        named = NamedClient(service, client, request_class)
+        series = self._client_series.get(named) or self._find_client_series(named)
+        series.requests.inc()
         if usage is not None:
-            self._find(self._client_prompt_tokens, *labels).inc(usage.prompt_tokens)
-            self._find(self._client_cached_tokens, *labels).inc(usage.cached_tokens)
-            self._find(self._client_generation_tokens, *labels).inc(usage.completion_tokens)
+            series.prompt_tokens.inc(usage.prompt_tokens)
+            series.cached_tokens.inc(usage.cached_tokens)
+            series.generation_tokens.inc(usage.completion_tokens)
+
+    def _find_client_series(self, named: NamedClient) -> _ClientSeries:
+        """Return the new series of a client, or those of the others if there is no room."""
+        if self._named.admit(named):
+            found = self._client_series[named] = self._build_client_series(named)
+            return found
+        return self._build_client_series(NamedClient(named.service, OTHER_CLIENTS, ""))
+
+    def _build_client_series(self, named: NamedClient) -> _ClientSeries:
+        return _ClientSeries(
+            self._find(self._client_requests, *named),
+            self._find(self._client_prompt_tokens, *named),
+            self._find(self._client_cached_tokens, *named),
+            self._find(self._client_generation_tokens, *named),
+        )
 
     def _find_series(self, service: str) -> _ServiceSeries:
         found = self._series.get(service)
@@ -183,9 +206,20 @@ class Metrics:
         """Drop all series of a deleted service."""
         self._series.pop(service, None)
         self._requests_by_code.pop(service, None)
-        self._num_named -= len(self._named.pop(service, ()))
+        self._named.remove_service(service)
         for family, labels in self._labels.pop(service, ()):
             family.remove(labels)
+
+    def drop_client(self, client: str) -> None:
+        """Drop the series of a client whose APIKey was deleted."""
+        self._named.remove_client(client)
+
+    def _drop_named(self, named: NamedClient) -> None:
+        del self._client_series[named]
+        labels = (*_split(named.service), named.client, named.request_class)
+        for family in self._of_clients:
+            family.remove(labels)
+            self._labels[named.service].discard((family, labels))
 
     def drop_class(self, service: str, request_class: str) -> None:
         """Drop the series of a class that was removed from the service."""

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from conveyor_protocol.pages import Usage, UsageRow
-from conveyor_protocol.usage import UsedTokens
+import msgspec
 
-MAX_ROWS: Final = 300  # of a day; further callers of a service are counted together
-OTHER_CALLERS: Final = "*"  # no caller has this name
+from conveyor_protocol.usage import UsedTokens
+from conveyor_protocol.usage_rows import Usage, UsageRow, limit_rows
+
+MAX_ROWS: Final = 300  # of a day on the page; in memory a day has up to twice as many
 _DAYS: Final = 2
 _DAY_SECONDS: Final = 86_400
 
-_Key = tuple[str, str, str]
+_Day = dict[tuple[str, str, str], list[float]]
 
 
 class UsageBook:
@@ -26,8 +27,8 @@ class UsageBook:
     def __init__(self, unix: Callable[[], float] = time.time) -> None:
         self._unix = unix
         self._process = secrets.token_hex(8)
-        self._days: dict[str, dict[_Key, list[float]]] = {}
-        self._today: dict[_Key, list[float]] = {}
+        self._days: dict[str, _Day] = {}
+        self._today: _Day = {}
         self._ends_unix = 0.0
 
     def count(self, service: str, caller: str, request_class: str, usage: UsedTokens | None) -> None:
@@ -52,23 +53,26 @@ class UsageBook:
             del self._days[day]
 
     def _add(self, service: str, caller: str, request_class: str) -> list[float]:
-        """Return a new row, or that of further callers if there are too many rows."""
-        key = service, caller, request_class
-        if len(self._today) >= MAX_ROWS:
-            key = service, OTHER_CALLERS, ""
+        """Return a new row. If there are too many, those of the namespaces with most rows are added up."""
         if len(self._today) >= 2 * MAX_ROWS:
-            key = "", OTHER_CALLERS, ""
-        return self._today.setdefault(key, [0, 0, 0, 0, 0.0])
+            _limit(self._today)
+        return self._today.setdefault((service, caller, request_class), [0, 0, 0, 0, 0.0])
 
     def build_page(self) -> Usage:
         """Return the counts."""
-        return Usage(
-            self._process, {day: [_build_row(*each) for each in rows.items()] for day, rows in self._days.items()}
-        )
+        return Usage(self._process, {day: limit_rows(_build_rows(rows), MAX_ROWS) for day, rows in self._days.items()})
 
 
-def _build_row(key: _Key, counts: list[float]) -> UsageRow:
-    requests, prompt_tokens, cached_tokens, completion_tokens, engine_ms = counts
-    return UsageRow(
-        *key, int(requests), int(prompt_tokens), int(cached_tokens), int(completion_tokens), round(engine_ms, 3)
-    )
+def _limit(day: _Day) -> None:
+    rows = limit_rows(_build_rows(day), MAX_ROWS)
+    day.clear()
+    for row in rows:
+        service, caller, request_class, *counts = msgspec.structs.astuple(row)
+        day[service, caller, request_class] = counts
+
+
+def _build_rows(day: _Day) -> list[UsageRow]:
+    return [
+        UsageRow(*key, int(requests), int(prompt), int(cached), int(completion), round(engine_ms, 3))
+        for key, (requests, prompt, cached, completion, engine_ms) in day.items()
+    ]

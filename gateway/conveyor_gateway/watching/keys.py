@@ -75,12 +75,16 @@ class KeyTable(Table[Key]):
         return 1
 
     def _keep(self, key: str, item: Key) -> None:
-        self._drop(key)
+        self._forget(key)
         self._keys[key] = item
         for sha256 in item.expires_unix:
             insort(self._by_hash.setdefault(f"{item.caller.namespace}/{sha256}", []), item, key=_find_name)
 
     def _drop(self, key: str) -> None:
+        self._forget(key)
+        self._notify(key)
+
+    def _forget(self, key: str) -> None:
         dropped = self._keys.pop(key, None)
         if dropped is None:
             return

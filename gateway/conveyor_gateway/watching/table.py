@@ -30,7 +30,10 @@ class Table(ABC, Generic[_Item]):
         self._subscribers: list[Callable[[str], None]] = []
 
     def subscribe(self, on_change: Callable[[str], None]) -> None:
-        """Call `on_change` with the service's `namespace/name` after each later change."""
+        """Call `on_change` after each later change with the service's `namespace/name`.
+
+        The table of APIKeys calls it with the name of each APIKey that is gone.
+        """
         self._subscribers.append(on_change)
 
     def _notify(self, service: str) -> None:

@@ -19,7 +19,7 @@ from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError
 from conveyor_operator.kinds import CONFIG_MAP
 from conveyor_operator.usage.sums import Sums
-from conveyor_protocol.pages import Usage
+from conveyor_protocol.usage_rows import Usage
 
 logger = logging.getLogger(__name__)
 

@@ -4,19 +4,18 @@ A day has the rows of each process of a gateway, as the process counted them las
 times, also by another operator. Days that gateways count no more have one list of rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import date, timedelta
 from typing import Final
 
 import msgspec
 
-from conveyor_protocol.pages import Usage, UsageRow
+from conveyor_protocol.usage_rows import Usage, UsageRow, limit_rows, sum_rows
 
 DAYS: Final = 31
-MAX_ROWS: Final = 300  # of a day that is over; the callers who used least are added up for each service
+MAX_ROWS: Final = 300  # of a day that is over
 MAX_PROCESSES: Final = 32  # of a day; those that are gone longest are added up
 MAX_BYTES: Final = 900_000  # of all days; a ConfigMap has at most 1 MiB
-OTHERS: Final = "*"
 _OVER: Final = "over"  # the rows of processes that are gone
 
 Day = dict[str, list[UsageRow]]  # by process
@@ -84,40 +83,4 @@ def _close(day: Day, kept: int) -> Day:
     processes = [each for each in day if each != _OVER]
     over = processes[: max(0, len(processes) - kept)]
     rows = sum_rows(row for process in (_OVER, *over) for row in day.get(process, ()))
-    return {_OVER: _limit(rows)} | {process: day[process] for process in processes[len(over) :]}
-
-
-def sum_rows(rows: Iterable[UsageRow]) -> list[UsageRow]:
-    """Return the sums by service, caller and class."""
-    sums: dict[tuple[str, str, str], UsageRow] = {}
-    for row in rows:
-        key = row.service, row.caller, row.request_class
-        sums[key] = _add(sums[key], row) if key in sums else row
-    return list(sums.values())
-
-
-def _add(one: UsageRow, other: UsageRow) -> UsageRow:
-    return UsageRow(
-        one.service,
-        one.caller,
-        one.request_class,
-        one.requests + other.requests,
-        one.prompt_tokens + other.prompt_tokens,
-        one.cached_tokens + other.cached_tokens,
-        one.completion_tokens + other.completion_tokens,
-        one.engine_ms + other.engine_ms,
-    )
-
-
-def _limit(rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """Return at most MAX_ROWS rows: those with most tokens, and the sum of the others."""
-    if len(rows) <= MAX_ROWS:
-        return list(rows)
-    ordered = sorted(rows, key=lambda row: row.prompt_tokens + row.completion_tokens, reverse=True)
-    others = ordered[MAX_ROWS - 1 :]
-    return sum_rows(
-        [
-            *ordered[: MAX_ROWS - 1],
-            *(msgspec.structs.replace(row, service="", caller=OTHERS, request_class="") for row in others),
-        ]
-    )
+    return {_OVER: limit_rows(rows, MAX_ROWS)} | {process: day[process] for process in processes[len(over) :]}

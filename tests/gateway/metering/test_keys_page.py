@@ -16,7 +16,7 @@ from tests.gateway.local import local_gateway, make_key
 from conveyor_gateway.given_limits import GIVEN_LIMITS, GivenLimits
 from conveyor_kubectl import usage
 from conveyor_kubectl.command import build_parser
-from conveyor_protocol.pages import UsageRow
+from conveyor_protocol.usage_rows import UsageRow
 from e2e.cluster.paths import REPOSITORY
 
 TEST = "test_the_page_s_limits_and_usage_are_those_of_a_gateway"

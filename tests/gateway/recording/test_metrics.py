@@ -10,7 +10,8 @@ from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 from tests.lines_run import count_lines
 
-from conveyor_gateway.recording.metrics import MAX_NAMED, OTHER_CLIENTS, Metrics
+from conveyor_gateway.recording.metrics import OTHER_CLIENTS, Metrics
+from conveyor_gateway.recording.named_clients import MAX_NAMED
 from conveyor_gateway.recording.series import LINES_A_PIECE, Counters, Histograms
 from conveyor_protocol.usage import UsedTokens
 

@@ -7,9 +7,9 @@ from aiohttp import web
 from tests.gateway.engine_servers import answering
 from tests.gateway.local import local_gateway, make_key
 
-from conveyor_gateway.recording.usage_book import MAX_ROWS, OTHER_CALLERS, UsageBook
-from conveyor_protocol.pages import UsageRow
+from conveyor_gateway.recording.usage_book import MAX_ROWS, UsageBook
 from conveyor_protocol.usage import UsedTokens
+from conveyor_protocol.usage_rows import UsageRow
 
 DAY = 86_400
 USED = UsedTokens(10, 4, 3)
@@ -32,16 +32,20 @@ def test_requests_of_one_caller_class_and_service_have_one_row_each_day() -> Non
     assert list(book.build_page().days) == ["1970-01-22", "1970-01-27"]
 
 
-def test_further_callers_of_a_day_are_counted_together_and_no_request_is_lost() -> None:
+def test_further_callers_of_a_namespace_are_counted_together_and_no_request_is_lost() -> None:
     book = UsageBook(lambda: 0.0)
-    for number in range(MAX_ROWS + 50):
+    book.count("team/chat", "other/first", "", USED)
+    for number in range(5 * MAX_ROWS):
         book.count("team/chat", f"team/{number}", "", USED)
-    for number in range(2 * MAX_ROWS):
-        book.count(f"team/{number}", f"team/{number}", "", USED)
+        book.count("team/chat", "team/0", "", USED)
+    book.count("team/chat", "other/last", "", USED)
     (rows,) = book.build_page().days.values()
-    assert len(rows) <= 2 * MAX_ROWS + 1
-    assert sum(row.requests for row in rows) == 3 * MAX_ROWS + 50
-    assert UsageRow("team/chat", OTHER_CALLERS, "", 50, 500, 200, 150) in rows
+    assert len(rows) == MAX_ROWS
+    assert sum(row.requests for row in rows) == 10 * MAX_ROWS + 2
+    found = {row.caller: row.requests for row in rows}
+    assert (found["other/first"], found["other/last"], found["team/0"]) == (1, 1, 5 * MAX_ROWS + 1)
+    assert found["team/*"] == 5 * MAX_ROWS - (MAX_ROWS - 3)
+    assert len(book._today) <= 2 * MAX_ROWS
 
 
 async def test_the_page_has_what_a_key_used_and_what_clients_without_one_used() -> None:

@@ -5,8 +5,8 @@ from datetime import date, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_operator.usage.sums import DAYS, MAX_BYTES, MAX_PROCESSES, MAX_ROWS, Sums, sum_rows
-from conveyor_protocol.pages import Usage, UsageRow
+from conveyor_operator.usage.sums import DAYS, MAX_BYTES, MAX_PROCESSES, MAX_ROWS, Sums
+from conveyor_protocol.usage_rows import Usage, UsageRow, sum_rows
 
 TODAY = date(2026, 11, 29)
 
