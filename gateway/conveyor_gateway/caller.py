@@ -1,7 +1,6 @@
 """The caller of a request: the API key or the ServiceAccount that the client has proved to have.
 
-`listening` finds the caller before it parses the route, and puts it into the request's `Client`. `relaying` passes it
-on: `RequestLife.caller` while the request runs, and `Record.caller` when it is recorded. Pure.
+`listening` finds the caller before it parses the route, and puts it into the request's `View`. Pure.
 """
 
 from dataclasses import dataclass, field

@@ -12,6 +12,8 @@ from aiohttp.web import BaseRequest
 from conveyor_gateway.capacity.ledger import Hold, Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.errors import GatewayError
+from conveyor_gateway.watching.catalog import Service
+from conveyor_gateway.watching.view import View
 from conveyor_http.connection import Connection
 
 
@@ -25,14 +27,13 @@ class HeldRequest:
 
     hold: Hold
 
-    def __init__(self, ledger: Ledger, request: BaseRequest, service: str, client: str) -> None:
-        """service: `namespace/name`, or "" while it is unknown."""
+    def __init__(self, ledger: Ledger, request: BaseRequest, owner: Owner) -> None:
         task = asyncio.current_task()
         assert task is not None, "aiohttp runs every handler in a task"
         self.task = task
         self.error: GatewayError | None = None
         self._ledger = ledger
-        self._owner = Owner(service.partition("/")[0], service, client)
+        self._owner = owner
         self._connection = cast(Connection, request.protocol)
 
     def __enter__(self) -> Self:
@@ -58,3 +59,9 @@ class HeldRequest:
     def _evict(self, error: GatewayError) -> None:
         self._connection.is_kept = False
         self.cancel(error)
+
+
+def find_owner(service: Service | None, view: View) -> Owner:
+    """Return the owner of a request. service: None while it is not known."""
+    namespace, key = ("", "") if service is None else (service.namespace, service.key)
+    return Owner(namespace, key, view.name_client(service))

@@ -97,14 +97,14 @@ class Hold:
         """Note that the body is still arriving."""
         self._move(self.owner, _ARRIVING)
 
-    def note_arrived(self, namespace: str, service: str, size_bytes: int, level: int = 0) -> None:
-        """Note that the whole body has arrived, so its service and the level of its class are known.
+    def note_arrived(self, owner: Owner, size_bytes: int, level: int = 0) -> None:
+        """Note that the whole body has arrived, so its owner and the level of its class are known.
 
         Raises GatewayError, or the error with which the request was evicted.
         """
         if self.evicted_by is not None:
             raise self.evicted_by
-        self._move(Owner(namespace, service, self.owner.client), level)
+        self._move(owner, level)
         if size_bytes > self.size_bytes and not self.reserve(size_bytes - self.size_bytes):
             raise build_memory_full()
         self.shrink(size_bytes)

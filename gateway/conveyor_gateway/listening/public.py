@@ -16,7 +16,7 @@ from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full
 from conveyor_gateway.clients import Client, Clients
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, GatewayError
-from conveyor_gateway.held_request import HeldRequest
+from conveyor_gateway.held_request import HeldRequest, find_owner
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.pages.document import find_document
 from conveyor_gateway.pages.models import build_model_list, find_model_page, send_model_list
@@ -68,28 +68,28 @@ class PublicApp:
     async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
             raise GatewayError("the gateway is starting and does not know the services yet; retry", Code.NOT_SYNCED)
-        client, proof = self.clients.find(request), self.proofs.find(request.headers)
-        if proof.caller is not None:
-            client = Client(proof.caller.name, is_named=True)
-        view = View(self.catalog.directory, *proof)
+        client = self.clients.find(request)
+        view = View(self.catalog.directory, *self.proofs.find(request.headers), client.id)
+        if view.caller is not None:
+            client = Client(view.caller.name, is_named=True)
         try:
             route = parse_route(request.method, path, _find_host(request), self.own_hosts, view)
         except GatewayError:
-            await self.ledger.turns.wait(client.id)
+            await self.ledger.turns.wait(view.name_client(None))
             raise
-        await self.ledger.turns.wait(route.service.partition("/")[0] if route.service else client.id)
+        await self.ledger.turns.wait(route.service.partition("/")[0] if route.service else view.name_client(None))
         if route.kind is EndpointKind.ENGINE:
             return await self.open_requests.handle(request, route, client, view)
-        answer = await self._send_page(request, route, client, view)
+        answer = await self._send_page(request, route, view)
         self.metrics.count_request(route.service or "", answer.status)
         return answer
 
-    async def _send_page(self, request: BaseRequest, route: Route, client: Client, view: View) -> StreamResponse:
+    async def _send_page(self, request: BaseRequest, route: Route, view: View) -> StreamResponse:
         """Send a page. Returns when the client has received it or has left. Raises GatewayError."""
-        service = route.service or ""
+        service = view.directory.services.get(route.service or "")
         if route.kind is EndpointKind.ENGINE_PAGE:
-            service = find_route_model(route, view).service.key
-        held = HeldRequest(self.ledger, request, service, client.id)
+            service = find_route_model(route, view).service
+        held = HeldRequest(self.ledger, request, find_owner(service, view))
         try:
             with held:
                 return await self._answer(request, route, held.hold, view)

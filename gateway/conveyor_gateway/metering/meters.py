@@ -24,25 +24,24 @@ _DAY_SECONDS: Final = 86_400
 
 @dataclass(slots=True, eq=False)
 class _Meter:
-    """What one subject has left. `allowance`: the part of the day's tokens that this process may give it."""
+    """What one subject has left, and has used. A minute's buckets are None without such a limit."""
 
-    requests: Bucket
-    tokens: Bucket
+    requests: Bucket | None
+    tokens: Bucket | None
     day: int
-    allowance: float
     day_tokens: float = 0.0
     num_open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Metered:
-    """A subject of one request with its share of the limits; None: no limit."""
+    """A subject of one request, and what this gateway may give it; None: no limit."""
 
     subject: str  # for messages
     meter: _Meter
     requests: int | None
     tokens: int | None
-    day_tokens: int | None
+    day_tokens: float | None
     at_a_time: int | None
 
 
@@ -60,6 +59,7 @@ class Meters:
         self._count_gateways = count_gateways
         self._now = now
         self._unix = unix
+        self._began_unix = unix()
         self._meters: OrderedDict[str, _Meter] = OrderedDict()
 
     def enter(self, caller: Caller | None, prompt_tokens: float) -> "MeteredRequest | None":
@@ -86,20 +86,31 @@ class Meters:
         requests, tokens, day_tokens = map(
             share, (limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day)
         )
-        day, of_day = divmod(unix, _DAY_SECONDS)
+        day = int(unix // _DAY_SECONDS)
         meter = self._meters.get(subject)
         if meter is None:
-            # What an earlier process gave is not known, so this one gives no more than the rest of the day's part.
-            allowance = 1 - of_day / _DAY_SECONDS
-            meter = _Meter(Bucket(requests or 0, now), Bucket(tokens or 0, now), int(day), allowance)
-            self._meters[subject] = meter
+            meter = self._meters[subject] = _Meter(None, None, day)
             if len(self._meters) > MAX_METERS:
                 self._meters.popitem(last=False)
-        else:
-            self._meters.move_to_end(subject)
-            if meter.day != day:
-                meter.day, meter.allowance, meter.day_tokens = int(day), 1.0, 0.0
-        return _Metered(subject, meter, requests, tokens, day_tokens, share(limits.concurrent_requests))
+        self._meters.move_to_end(subject)
+        meter.requests, meter.tokens = _fit(meter.requests, requests, now), _fit(meter.tokens, tokens, now)
+        if meter.day != day:
+            meter.day, meter.day_tokens = day, 0.0
+        allowed = None if day_tokens is None else day_tokens * self._find_allowance(day)
+        return _Metered(subject, meter, requests, tokens, allowed, share(limits.concurrent_requests))
+
+    def _find_allowance(self, day: int) -> float:
+        """Return the part of a day's tokens that this process may give.
+
+        What an earlier process gave is not known. So on the day of its start, a process gives the part of the rest.
+        """
+        began_day, of_day = divmod(self._began_unix, _DAY_SECONDS)
+        return 1 - of_day / _DAY_SECONDS if day == began_day else 1.0
+
+
+def _fit(bucket: Bucket | None, amount: int | None, now: float) -> Bucket | None:
+    """Return the bucket for this limit: a full one if there was no limit before."""
+    return None if amount is None else bucket or Bucket(amount, now)
 
 
 def _check(each: _Metered, prompt_tokens: float, now: float, unix: float) -> None:
@@ -107,18 +118,18 @@ def _check(each: _Metered, prompt_tokens: float, now: float, unix: float) -> Non
     meter = each.meter
     if each.at_a_time is not None and meter.num_open >= each.at_a_time:
         raise RateLimited(f"{each.subject} has {each.at_a_time} requests at a time, its limit at this gateway", 1.0)
-    if each.requests is not None and meter.requests.find_left(each.requests, now) < 1:
+    if meter.requests is not None and each.requests is not None and meter.requests.find_left(each.requests, now) < 1:
         wait = meter.requests.find_wait_seconds(1, each.requests)
         message = f"{each.subject} may send {each.requests} requests in a minute to this gateway"
         raise RateLimited(message, wait, _write_headers(each, now))
-    if each.tokens is not None:
+    if meter.tokens is not None and each.tokens is not None:
         needed = min(prompt_tokens, each.tokens)  # a longer prompt needs a full bucket
         if meter.tokens.find_left(each.tokens, now) < max(1, needed):
             wait = meter.tokens.find_wait_seconds(max(1, needed), each.tokens)
             message = f"{each.subject} may use {each.tokens} tokens in a minute at this gateway"
             raise RateLimited(message, wait, _write_headers(each, now))
-    if each.day_tokens is not None and meter.day_tokens >= each.day_tokens * meter.allowance:
-        message = f"{each.subject} has used its {each.day_tokens} tokens of this day (UTC) at this gateway"
+    if each.day_tokens is not None and meter.day_tokens >= each.day_tokens:
+        message = f"{each.subject} has used its {each.day_tokens:.0f} tokens of this day (UTC) at this gateway"
         raise RateLimited(message, _DAY_SECONDS - unix % _DAY_SECONDS)
 
 
@@ -129,7 +140,7 @@ def _write_headers(each: _Metered, now: float) -> dict[str, str]:
         ("requests", each.requests, each.meter.requests),
         ("tokens", each.tokens, each.meter.tokens),
     ):
-        if limit is not None:
+        if limit is not None and bucket is not None:
             left = bucket.find_left(limit, now)
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(left)))
@@ -138,7 +149,7 @@ def _write_headers(each: _Metered, now: float) -> dict[str, str]:
 
 
 class MeteredRequest:
-    """One request that counts. Call `leave` at its end, and `settle` once its tokens are known."""
+    """One request that counts. Call `leave` at its end, and then `settle` or `give_back`."""
 
     __slots__ = ("_counted_tokens", "_now", "_subjects")
 
@@ -147,16 +158,17 @@ class MeteredRequest:
         self._now = now
         self._counted_tokens = 0.0
         for each in subjects:
-            each.meter.requests.take(1)
             each.meter.num_open += 1
+        self._count_request(1)
         self.count_tokens(prompt_tokens)
 
     def count_tokens(self, num_tokens: float) -> None:
-        """Count tokens of the answer as they are streamed."""
+        """Count tokens of the answer, for example as they are streamed; negative ones to correct the count."""
         self._counted_tokens += num_tokens
         for each in self._subjects:
-            each.meter.tokens.take(num_tokens)
-            each.meter.day_tokens += num_tokens
+            if each.meter.tokens is not None:
+                each.meter.tokens.take(num_tokens)
+            each.meter.day_tokens = max(0.0, each.meter.day_tokens + num_tokens)  # a day may have begun meanwhile
 
     def write_headers(self) -> dict[str, str]:
         """Return OpenAI's headers for the subject with the smallest part of its limits left."""
@@ -172,6 +184,16 @@ class MeteredRequest:
         """Correct the counts. usage: what the engine reports; without it, the counts stay."""
         if usage is not None:
             self.count_tokens(usage.prompt_tokens + usage.completion_tokens - self._counted_tokens)
+
+    def give_back(self) -> None:
+        """Count nothing for the request, because no engine got it."""
+        self._count_request(-1)
+        self.count_tokens(-self._counted_tokens)
+
+    def _count_request(self, number: int) -> None:
+        for each in self._subjects:
+            if each.meter.requests is not None:
+                each.meter.requests.take(number)
 
 
 def _find_part(headers: dict[str, str]) -> float:

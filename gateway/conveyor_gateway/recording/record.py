@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from conveyor_gateway.caller import Caller
 from conveyor_gateway.metering.meters import MeteredRequest
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.receipts import Receipts
@@ -36,8 +35,7 @@ class Record:
     request_id: str
     path: str
     client: str  # its name or address
-    has_name: bool = False  # `client` is a name: of `caller`, or one that a trusted proxy has given
-    caller: Caller | None = None
+    has_name: bool = False  # `client` is a name: of a caller, or one that a trusted proxy has given
     began: float = field(default_factory=time.monotonic)
     metered: MeteredRequest | None = None  # None: no limit of requests or tokens
     service: str = ""
@@ -110,7 +108,10 @@ class Recorder:
     def finish(self, record: Record) -> None:
         label, used = self._label(record), record.usage
         if record.metered is not None:
-            record.metered.settle(used)
+            if record.engine == "-":
+                record.metered.give_back()
+            else:
+                record.metered.settle(used)
         self._metrics.count_request(label, record.status)
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)

@@ -16,7 +16,7 @@ from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.capacity.queries import run_held
 from conveyor_gateway.clients import Client
 from conveyor_gateway.errors import GatewayError
-from conveyor_gateway.held_request import HeldRequest
+from conveyor_gateway.held_request import HeldRequest, find_owner
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
 from conveyor_gateway.responses import build_error, build_stopping, find_request_id
@@ -35,9 +35,13 @@ class OpenRequests:
         self._stopped = False
 
     async def handle(self, request: BaseRequest, route: Route, client: Client, view: View) -> StreamResponse:
-        """Return the response for the client. A stream is already sent when this returns."""
-        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named, view.caller)
-        held = HeldRequest(self._parts.ledger, request, route.service or "", client.id)
+        """Return the response for the client. A stream is already sent when this returns.
+
+        client: the name for the log and the counts.
+        """
+        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
+        service = view.directory.services.get(route.service or "")
+        held = HeldRequest(self._parts.ledger, request, find_owner(service, view))
         self._running.add(held)
         try:
             if self._stopped:
@@ -60,7 +64,7 @@ class OpenRequests:
         finally:
             self._running.discard(held)
             self._ended_at = time.monotonic()
-            self._record_end(record, client.id)
+            self._record_end(record, held)
 
     @property
     def num_open(self) -> int:
@@ -83,7 +87,7 @@ class OpenRequests:
         for each in self._running:
             each.cancel(build_stopping())
 
-    def _record_end(self, record: Record, client: str) -> None:
+    def _record_end(self, record: Record, held: HeldRequest) -> None:
         """Record a request that has ended.
 
         An engine reports the used tokens at the end of its answer. If the answer ended early, this queries the engine
@@ -95,14 +99,12 @@ class OpenRequests:
         if not record.awaits_usage:
             self._parts.recorder.finish(record)
             return
-        task = asyncio.create_task(self._request_and_finish(record, client))
+        task = asyncio.create_task(self._request_and_finish(record, held.hold.owner))
         self._recording.add(task)
         task.add_done_callback(self._recording.discard)
 
-    async def _request_and_finish(self, record: Record, client: str) -> None:
+    async def _request_and_finish(self, record: Record, owner: Owner) -> None:
         """Query the engine and record the request. If the ledger has no room, the usage known so far is recorded."""
-        owner = Owner(record.service.partition("/")[0], record.service, client)
-
         async def request(hold: Hold) -> None:
             record.usage = await self._parts.engines.fetch_usage(hold, record.engine, record.usage_key) or record.usage
 

@@ -101,7 +101,7 @@ class Relay:
         await response.prepare(self.request)
 
     async def _pass_on(self, response: StreamResponse) -> None:
-        pace, metered = _Pace(), self.record.metered
+        pace, metered = _Pace(), self.record.metered if self.answer.is_event_stream else None
         async with asyncio.timeout_at(self.deadline + GRACE_SECONDS):
             if not response.prepared:
                 await self._send_headers(response)

@@ -23,7 +23,7 @@ from conveyor_gateway.engines.exchange import EngineAnswer, EngineRequest
 from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError
-from conveyor_gateway.held_request import HeldRequest
+from conveyor_gateway.held_request import HeldRequest, find_owner
 from conveyor_gateway.metering.meters import Meters
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.attempts import Attempts
@@ -136,7 +136,7 @@ class RequestLife:
         priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work, max_class)
         record.wants_receipt = parse_receipt_request(request.headers.get(RECEIPT_HEADER, "")) is not None
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
-        hold.note_arrived(service.namespace, service.key, len(body), priority.request_class.level)
+        hold.note_arrived(find_owner(service, self.view), len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
         is_coming = partial(self.parts.directory.is_coming, service.key)
         engine_request = EngineRequest(self.route.fill_path(model), headers, body, hold, is_coming)
@@ -220,15 +220,22 @@ class RequestLife:
         relay = Relay(self.request, answer, record, ticket.deadline, self.held, keep_alive)
         try:
             if answer.is_whole:
-                record.leave_engine(answer.usage)
                 # This frees the engine's place, however slowly the client reads.
-                queue.finish(ticket, find_work(answer, ticket.work, len(answer.first)))
+                self._leave_engine(answer, queue, ticket, len(answer.first))
                 return await relay.send_whole()
             return await relay.send_stream(begun)
         finally:
-            record.leave_engine(answer.usage, answer.awaits_report)
             answer.close()
-            queue.finish(ticket, find_work(answer, ticket.work, record.sent_bytes))
+            if not answer.is_whole:
+                self._leave_engine(answer, queue, ticket, record.sent_bytes)
+
+    def _leave_engine(self, answer: EngineAnswer, queue: ServiceQueue, ticket: Ticket, num_bytes: int) -> None:
+        """Free the engine's place and count what the request has used. num_bytes: of its answer."""
+        used, metered = find_work(answer, ticket.work, num_bytes), self.record.metered
+        self.record.leave_engine(answer.usage, answer.awaits_report)
+        queue.finish(ticket, used)
+        if metered is not None and not answer.is_event_stream:  # the events of a stream are counted already
+            metered.count_tokens(used.answer_tokens)
 
 
 def _find_timeout_seconds(request: BaseRequest, service: Service) -> float:

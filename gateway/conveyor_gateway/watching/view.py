@@ -17,12 +17,14 @@ class View:
     """A directory as one client sees it.
 
     problem: why the client's proof was rejected; "" if it sent none. is_pending: another attempt may succeed soon.
+    address: the client without its proof (`clients.Client.id`).
     """
 
     directory: Directory
     caller: Caller | None = None
     problem: str = ""
     is_pending: bool = False
+    address: str = ""
 
     def find_service(self, key: str) -> Service | None:
         """Return the service with this `namespace/name`; None if there is none that the client may see."""
@@ -39,6 +41,22 @@ class View:
         if not directory.num_guarded or not service.rules.need_proof(directory.default_access):
             return True
         return self.caller is not None and service.rules.allow(self.caller, service.namespace, service.name)
+
+    def name_client(self, service: Service | None) -> str:
+        """Return the client whose share of the capacity the request uses. service: None while it is not known.
+
+        A namespace that has many keys has no more shares of other namespaces' services. So only a caller of the
+        service's own namespace has a share of its own; the others of a namespace have one together, `NAMESPACE/*`. A
+        client without a proof that counts for the service has the share of its address.
+        """
+        caller = self.caller
+        if caller is None:
+            return self.address
+        if service is not None and not service.rules.allow(caller, service.namespace, service.name):
+            return self.address
+        if service is not None and service.namespace == caller.namespace:
+            return caller.name
+        return f"{caller.namespace}/*"
 
     def lists(self, service: Service, lists_all: bool) -> bool:
         """Return whether the root's list of models has the service: it is listed, or the caller was granted it."""

@@ -24,7 +24,7 @@ class Request:
             self.hold.note_arriving()
         self.has_room = self.hold.reserve(size_bytes)
         if not arriving:
-            self.hold.note_arrived(self.hold.owner.namespace, service, size_bytes, level)
+            self.hold.note_arrived(self.hold.owner._replace(service=service), size_bytes, level)
 
     def evict(self, error: GatewayError) -> None:
         assert self.error is None, "nobody is evicted twice"
@@ -121,7 +121,7 @@ def test_whoever_is_evicted_cannot_come_back_with_its_hold() -> None:
     Request(ledger, "b/one", "10.0.0.2")
     Request(ledger, "c/one", "10.0.0.2")
     with pytest.raises(GatewayError, match="no room for so many requests"):
-        hogs[-1].hold.note_arrived("d", "d/one", 0)
+        hogs[-1].hold.note_arrived(hogs[-1].hold.owner._replace(namespace="d", service="d/one"), 0)
     assert Counter(ledger.requests.namespaces) == {"a": 6, "b": 1, "c": 1}
 
 
@@ -129,7 +129,7 @@ def test_all_is_given_back_at_the_end() -> None:
     ledger = Ledger(800)
     with ledger.hold(Owner("", "", "10.0.0.1"), lambda error: None) as hold:
         assert hold.reserve(300)
-        hold.note_arrived("a", "a/one", 200)
+        hold.note_arrived(hold.owner._replace(namespace="a", service="a/one"), 200)
         assert (ledger.bytes.total, ledger.bytes.namespaces) == (200, {"a": 200})
     assert (ledger.bytes.total, ledger.requests.total) == (0, 0)
     assert (ledger.bytes.namespaces, ledger.requests.namespaces) == ({}, {})

@@ -87,6 +87,51 @@ async def test_a_stream_counts_while_it_runs_and_its_place_among_those_at_a_time
             assert (second.status, int(second.headers["x-ratelimit-remaining-tokens"]) < 40) == (200, True)
 
 
+async def test_answers_of_engines_that_report_nothing_count_by_their_bytes() -> None:
+    """A page of text is about a token for each four bytes, and an empty line in it is no event of a stream."""
+    text = "a word \n\n" * 40
+    whole = answering(web.json_response, data={**ANSWER, "choices": [{"text": text}]})
+    key, resource = make_key("team/ann", limits={"tokensPerMinute": 1000})
+    async with local_gateway(whole, resource) as gateway, aiohttp.ClientSession() as http:
+        left = []
+        for body in ({"messages": MESSAGES, "max_tokens": 500}, {"messages": MESSAGES}):
+            async with http.post(f"{gateway.url}/chat/completions", json=body, headers={"x-api-key": key}) as got:
+                num_bytes = len(await got.read())
+                left.append(int(got.headers["x-ratelimit-remaining-tokens"]))
+    assert left[0] - left[1] == pytest.approx(num_bytes / 4 + 15, abs=10)
+
+
+async def test_the_pieces_of_a_long_answer_that_is_no_stream_count_by_their_bytes() -> None:
+    async def send_text(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        for _ in range(10):
+            await response.write(b"\n\n" * 100_000)
+        await response.write_eof()
+        return response
+
+    key, resource = make_key("team/ann", limits={"tokensPerMinute": 10_000})
+    async with local_gateway(send_text, resource) as gateway, aiohttp.ClientSession() as http:
+        url, headers = f"{gateway.url}/chat/completions", {"x-api-key": key}
+        for expected in (10_000, 9_900):
+            async with http.post(url, json={"messages": MESSAGES, "max_tokens": 50}, headers=headers) as got:
+                await got.read()
+                assert int(got.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(expected, abs=60)
+
+
+async def test_rejected_requests_use_nothing_of_a_day() -> None:
+    key, resource = make_key("team/ann", limits={"tokensPerDay": 300})
+    queue = {"timeout": "0.05s"}
+    async with local_gateway(answer, resource, queue=queue) as gateway, aiohttp.ClientSession() as http:
+        gateway.server._catalog.slices.delete({"metadata": {"namespace": "team", "name": "engine"}})
+        for _ in range(10):
+            body = {"messages": [{"role": "user", "content": "word " * 50}]}
+            async with http.post(
+                f"{gateway.url}/chat/completions", json=body, headers={"x-api-key": key}
+            ) as got:
+                assert (got.status, "rate_limit" in await got.text()) == (503, False)
+
+
 async def test_a_keys_max_class_lowers_a_more_urgent_class() -> None:
     key, resource = make_key("team/ann", maxClass="batch")
     classes = [{"name": "chat", "level": 0}, {"name": "batch", "level": 5}]

@@ -117,6 +117,34 @@ def test_a_gateway_that_starts_during_the_day_gives_the_rest_of_the_days_part() 
     clock.enter(caller, 1)
 
 
+def test_a_key_first_used_late_in_the_day_has_all_of_the_days_tokens() -> None:
+    clock, caller = Clock(of_day=0.75 * DAY), make_caller(tokens_per_day=100)
+    clock.now += 1.2 * DAY
+    clock.enter(caller, 99)
+    clock.enter(caller, 1)
+    assert "has used its 100 tokens" in str(clock.refuse(caller))
+
+
+def test_a_request_that_no_engine_got_counts_for_no_limit() -> None:
+    clock = Clock()
+    caller = make_caller(requests_per_minute=1, tokens_per_minute=100, tokens_per_day=100)
+    for _ in range(10):
+        request = clock.enter(caller, 90)
+        request.leave()
+        request.give_back()
+    clock.enter(caller, 90)
+
+
+def test_tokens_of_yesterday_that_are_corrected_today_give_today_no_more() -> None:
+    clock, caller = Clock(), make_caller(tokens_per_day=100)
+    request = clock.enter(caller, 90)
+    clock.now += DAY
+    clock.enter(caller, 0)
+    request.settle(UsedTokens(10, 0, 0))
+    clock.enter(caller, 100)
+    clock.refuse(caller)
+
+
 def test_the_limits_of_key_owner_and_namespace_all_hold_and_the_message_names_the_one_that_is_reached() -> None:
     clock = Clock(
         '{"namespaces": {"team": {"requestsPerMinute": 5}, "*": {"requestsPerMinute": 1}},'
@@ -161,6 +189,19 @@ def test_a_changed_key_has_its_new_limits_at_once() -> None:
     clock.now += 1
     clock.enter(make_caller(requests_per_minute=100))
     assert clock.meters.enter(make_caller(), 1) is None
+
+
+def test_what_a_key_used_before_it_had_a_limit_does_not_count_for_the_limit() -> None:
+    clock = Clock()
+    for _ in range(50):
+        running = clock.enter(make_caller(tokens_per_day=10_000), 100)
+    limited = make_caller(tokens_per_day=10_000, requests_per_minute=2, tokens_per_minute=100)
+    clock.enter(limited, 50)
+    clock.enter(limited, 50)
+    assert "may send 2 requests in a minute" in str(clock.refuse(limited, 50))
+    clock.now += 60
+    running.settle(UsedTokens(100, 0, 0))
+    clock.enter(limited, 50)
 
 
 def test_the_number_of_meters_is_bounded() -> None:

@@ -1,6 +1,7 @@
 """Tests which services a client sees. All others look as if they did not exist."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.gateway.builders import claim, make_known_service
@@ -101,6 +102,29 @@ def test_a_caller_sees_what_both_sides_have_named(caller: Caller | None, rules: 
     assert (view.find_service("team-a/chat") is not None) is may_use
     assert (view.find_model("chat") is not None) is may_use
     assert (view.find_model("team-a/chat") is not None) is may_use
+
+
+@pytest.mark.parametrize(
+    ("caller", "rules", "client"),
+    [
+        (None, OPEN, "10.0.0.1"),
+        (OWN_CHAT, OPEN, "team-a/ci"),
+        (OWN_ALL, REQUIRED, "team-a/ci"),
+        (make_caller("team-a/other"), OPEN, "10.0.0.1"),  # a key for another service
+        (OTHER, OPEN, "10.0.0.1"),
+        (make_caller("team-a/chat", namespace="team-b"), OPEN, "10.0.0.1"),  # it only names the service
+        (make_caller("team-a/chat", namespace="team-b"), Rules("Open", key_namespaces=frozenset({"team-b"})), "team-b/*"),
+        (ACCOUNT, OPEN, "10.0.0.1"),
+        (ACCOUNT, Rules("Open", frozenset({"apps/*"})), "apps/*"),
+        (make_account("team-a", "web"), Rules("Open", frozenset({"team-a/web"})), "system:serviceaccount:team-a:web"),
+    ],
+)
+def test_only_callers_of_the_services_own_namespace_have_shares_of_their_own(
+    caller: Caller | None, rules: Rules, client: str
+) -> None:
+    view = replace(make_view(caller, rules), address="10.0.0.1")
+    assert view.name_client(view.directory.services["team-a/chat"]) == client
+    assert view.name_client(None) == ("10.0.0.1" if caller is None else f"{caller.namespace}/*")
 
 
 def refusals(view: View, service: str, model: str) -> list[tuple[str, Code]]:
