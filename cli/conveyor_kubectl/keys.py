@@ -20,7 +20,7 @@ from conveyor_api.errors import InvalidResource
 from conveyor_insight.facts import Object, Unanswered
 from conveyor_insight.tables import build_table
 from conveyor_kubectl.cluster import Cluster
-from conveyor_operator.kinds import ObjectKind
+from conveyor_operator.kinds import API_KEY
 
 DESCRIPTION: Final = "Create, list, rotate and revoke keys with which clients use services."
 _CREATE: Final = """Make a key, print it once, and create the APIKey NAME with the key's hash. The key itself is stored
@@ -30,7 +30,6 @@ _LIST: Final = "List the APIKeys of a namespace."
 _ROTATE: Final = """Make a new key for an APIKey, and print it once. The former key stays valid for the time of
 --overlap. With -o yaml the command changes nothing, and prints as key create does."""
 _REVOKE: Final = """Delete an APIKey. Gateways reject its keys within 2 seconds; requests that run are not ended."""
-API_KEY: Final = ObjectKind(names.GROUP, names.VERSION, names.API_KEY_KIND, names.API_KEY_PLURAL)
 _SPAN: Final = re.compile("([0-9]{1,5})([mhd])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 _LIMITS: Final = ("requests-per-minute", "tokens-per-minute", "tokens-per-day", "concurrent-requests")
@@ -165,13 +164,14 @@ def _show(key: str, body: Object, flags: argparse.Namespace, show: Print) -> Non
 def _build_list(items: list[Object]) -> str:
     if not items:
         return "there are no APIKeys in the namespace"
-    rows = [("NAME", "OWNER", "SERVICES", "CLASS", "LIMITS", "EXPIRES", "KEYS")]
+    rows = [("NAME", "OWNER", "SERVICES", "CLASS", "LIMITS", "EXPIRES", "KEYS", "LAST USED", "REJECTED")]
     return build_table([*rows, *map(_build_row, items)])
 
 
 def _build_row(body: Object) -> tuple[str, ...]:
     spec, now = body["spec"], datetime.now(UTC).strftime(_TIME)
     limits = ",".join(f"{name}={limit}" for name, limit in spec.get("limits", {}).items())
+    status, rejection = body.get("status", {}), body.get("status", {}).get("lastRejection")
     valid, ends = sum(_find_end(each) > now for each in spec["hashes"]), spec.get("expires")
     return (
         body["metadata"]["name"],
@@ -181,6 +181,8 @@ def _build_row(body: Object) -> tuple[str, ...]:
         limits or "-",
         "-" if ends is None else ends if ends > now else f"{ends} (expired)",
         str(valid),
+        status.get("lastUsed", "-"),
+        f"{rejection['day']} {rejection['reason']}" if rejection else "-",
     )
 
 

@@ -105,6 +105,7 @@ class Server:
             self._readiness,
             settings.heartbeat_seconds,
             Deaths(),
+            catalog.keys.log,
         )
         self._open_requests = OpenRequests(parts)
         self._certificate = ServingCertificate(Path(settings.tls_folder)) if settings.tls_folder else None

@@ -22,7 +22,8 @@ from conveyor_api.resource import Metadata
 
 KEY_PREFIX: Final = "sk-conveyor-"
 SECRET_DIGITS: Final = 64  # of 32 random bytes
-_KEY: Final = re.compile(rf"{KEY_PREFIX}({LABEL})-[0-9a-f]{{{SECRET_DIGITS}}}")
+_NAMESPACE: Final = re.compile(LABEL)
+_SECRET: Final = re.compile(f"[0-9a-f]{{{SECRET_DIGITS}}}")
 _SHA256: Final = "^[0-9a-f]{64}$"
 _TIME: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"
 _SERVICE: Final = rf"^([*]|({LABEL}/)?[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?)$"
@@ -59,6 +60,7 @@ ServiceReference = Annotated[
         lambda value: re.fullmatch(_SERVICE, value) is not None,
     ),
 ]
+Day = Annotated[str, Field(max_length=10)]
 Amount = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 
@@ -121,6 +123,25 @@ class APIKeySpec(ApiModel):
     """Time after which the gateways reject the key."""
 
 
+class KeyRejection(ApiModel):
+    """Why a gateway rejected a request with the key."""
+
+    day: Day
+    """Last day (UTC) with a rejected request."""
+    reason: Annotated[str, Field(max_length=32)]
+    """Why the first of its requests was rejected at a gateway: `Expired`, `RateLimited` by a limit, or `NotFound`: it
+    named a service or model that does not exist or that the key may not use."""
+
+
+class APIKeyStatus(ApiModel):
+    """What gateways have seen of the key. Days are those of UTC."""
+
+    last_used: Day | None = None
+    """Last day (UTC) on which a valid key was used."""
+    last_rejection: KeyRejection | None = None
+    """Last rejection of a request with the key."""
+
+
 class APIKey(ApiModel):
     """A secret key with which clients use services. The object has only the key's hash."""
 
@@ -128,6 +149,7 @@ class APIKey(ApiModel):
     kind: Literal["APIKey"] = names.API_KEY_KIND
     metadata: Metadata
     spec: APIKeySpec
+    status: APIKeyStatus | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -145,8 +167,10 @@ def build_key(namespace: str, secret: bytes) -> str:
 
 def find_key_namespace(key: str) -> str | None:
     """Return the namespace of a key's APIKey; None if the text has not the form of a key."""
-    match = _KEY.fullmatch(key)
-    return match[1] if match is not None else None
+    if not key.startswith(KEY_PREFIX):
+        return None
+    namespace, _, secret = key[len(KEY_PREFIX) :].rpartition("-")
+    return namespace if _SECRET.fullmatch(secret) and _NAMESPACE.fullmatch(namespace) else None
 
 
 def hash_key(key: str) -> str:

@@ -88,10 +88,13 @@ def build_api_key_crd() -> Schema:
         _column("Owner", "string", ".spec.owner"),
         _column("Services", "string", ".spec.services"),
         _column("Expires", "string", ".spec.expires"),
+        _column("LastUsed", "string", ".status.lastUsed"),
+        _column("Rejected", "string", ".status.lastRejection.reason", priority=1),
         _AGE,
     ]
     plural = (names.API_KEY_PLURAL, names.API_KEY_KIND.lower())
-    return _definition(names.API_KEY_CRD_NAME, names.API_KEY_KIND, plural, _version(build_schema(APIKey), columns))
+    version = _version(build_schema(APIKey), columns) | {"subresources": {"status": {}}}
+    return _definition(names.API_KEY_CRD_NAME, names.API_KEY_KIND, plural, version)
 
 
 def _definition(name: str, kind: str, plural: tuple[str, str], version: Schema, **more: Any) -> Schema:
@@ -135,7 +138,7 @@ def build_schema(resource: type[ApiModel] = InferenceService) -> Schema:
     schema = resource.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     members = {name: member for name, member in schema["properties"].items() if name in ("spec", "status")}
-    if "status" in members:
+    if resource is InferenceService:
         members["status"] = members["status"] | {"default": _UNSEEN_STATUS}
     rules = schema.get("x-kubernetes-validations")
     return {

@@ -67,6 +67,7 @@ START_PATH: Final = "/start"
 ADAPTERS_PAGE: Final = "/adapters"
 RECEIPT_PATH: Final = "/receipt"
 USAGE_PAGE: Final = "/usage"
+KEYS_PAGE: Final = "/keys"
 
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"

@@ -78,7 +78,7 @@ def build_reference() -> dict[str, str]:
     spec, status = (schema["properties"][name] for name in ("spec", "status"))
     rules = "\n".join(_rules(schema))
     served = _object(f"{names.SERVED_NAME_KIND}.spec", build_schema(ServedName)["properties"]["spec"])
-    key = build_schema(APIKey)["properties"]["spec"]
+    key, of_key = (build_schema(APIKey)["properties"][name] for name in ("spec", "status"))
     return {
         "api-reference": _page(_INTRODUCTION, "## metadata", rules, "## spec", *_object("spec", spec), *_tasks()),
         "api-pod": _page(_POD, "## spec.pod", *_object("spec.pod", spec["properties"]["pod"])),
@@ -87,6 +87,7 @@ def build_reference() -> dict[str, str]:
             *("## Conditions", _conditions(), "## Reasons", _reasons()),
             *(f"## {names.SERVED_NAME_KIND}", _SERVED_NAME, *served),
             *(f"## {names.API_KEY_KIND}", _API_KEY, *_object(f"{names.API_KEY_KIND}.spec", key)),
+            *_object(f"{names.API_KEY_KIND}.status", of_key),
         ),
     }
 

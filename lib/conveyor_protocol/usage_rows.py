@@ -1,4 +1,4 @@
-"""What callers have used, in rows. Gateways count them, the operator keeps them, and `kubectl conveyor usage` prints them.
+"""What callers have used, in rows. Gateways count them, the operator keeps them, `kubectl conveyor usage` shows them.
 
 A day has a limited number of rows. Each namespace has an equal part of them (max-min fairness), so a tenant with many
 keys or services takes no rows from others. Pure.

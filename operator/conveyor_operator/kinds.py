@@ -54,6 +54,7 @@ DISRUPTION_BUDGET = ObjectKind("policy", "v1", "PodDisruptionBudget", "poddisrup
 AUTOSCALER = ObjectKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = ObjectKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 
+API_KEY = ObjectKind(names.GROUP, names.VERSION, names.API_KEY_KIND, names.API_KEY_PLURAL)
 SERVED_NAME = ObjectKind(names.GROUP, names.VERSION, names.SERVED_NAME_KIND, names.SERVED_NAME_PLURAL)
 
 REPLICA_SET = ObjectKind("apps", "v1", "ReplicaSet", "replicasets")

@@ -38,6 +38,7 @@ from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
 from conveyor_operator.usage.keeper import UsageKeeper
+from conveyor_operator.usage.key_status import KeyStatusKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Operator:
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
         self.usage = UsageKeeper(cluster, settings.system_namespace, lambda: self.activity.gateways)
+        self.key_statuses = KeyStatusKeeper(cluster, lambda: self.activity.gateways)
         self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
         self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
@@ -193,6 +195,7 @@ class Operator:
                 self.activity.run(),
                 self.warm_ups.run(),
                 self.usage.run(),
+                self.key_statuses.run(),
                 self.adapter_states.run(),
                 self.served_names.run(self._wait_for_services),
             ]

@@ -6,6 +6,7 @@ if every (group, resource, verb) of the rendered roles was used.
 """
 
 import json
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,11 +30,21 @@ from tests.chart.installation import (
     take_over,
     write_account_kubeconfig,
 )
+from tests.gateway.cluster import own_address, publish_gateway
+from tests.gateway.keys import make_api_key, make_key
+from tests.metrics.aggregation import free_port
 from tests.operator import scaled_objects
 from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
-from conveyor_api.names import INFERENCE_SERVICE_LABEL, METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
+from conveyor_api.names import (
+    API_KEY_PLURAL,
+    API_VERSION,
+    INFERENCE_SERVICE_LABEL,
+    METRICS_API_ROLE,
+    METRICS_TLS_SECRET,
+    SYSTEM_NAMESPACE,
+)
 from e2e.cluster.api import Api, ApiError
 
 pytestmark = pytest.mark.slow
@@ -89,9 +100,12 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
     try:
         with running_operator(plane, rendered, folder) as check:
             exercise_operator(space, check)
-            ports = ("--host=127.0.0.1", "--port=0", "--admin-port=0")
+            address, port, admin_port = own_address(), free_port(), free_port()
+            ports = (f"--host={address}", f"--port={port}", f"--admin-port={admin_port}")
             with running(plane, "gateway", rendered, folder, *ports, "--drain-delay-seconds=0"):
                 wait_for_watches(plane, "gateway", before["gateway"], 4)
+                publish_gateway(api, SYSTEM_NAMESPACE, "gateway", admin_port)
+                exercise_keys(api, space.namespace, f"http://{address}:{port}", check)
             with running_metrics(plane, rendered, folder, reachable.port):
                 wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)
@@ -140,6 +154,20 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         wait_until("its policy", lambda: space.get("NetworkPolicy", "kept-engine"))
         wait_until("Events", lambda: space.list("Event"))
         space.delete("InferenceService", name)
+
+
+def exercise_keys(api: Api, namespace: str, url: str, check: Callable[[], None]) -> None:
+    """Use a key at the gateway, so that the operator writes the status of its APIKey."""
+    path = f"/apis/{API_VERSION}/namespaces/{namespace}/{API_KEY_PLURAL}"
+    api.create(path, make_api_key(namespace))
+    request = urllib.request.Request(f"{url}/v1/models", headers={"x-api-key": make_key(namespace)})
+
+    def is_seen() -> bool:
+        check()
+        urllib.request.urlopen(request, timeout=10).close()
+        return "lastUsed" in api.get(f"{path}/ci").get("status", {})
+
+    wait_until("the last use of the key", is_seen)
 
 
 def lose_labels(space: Space, name: str) -> None:

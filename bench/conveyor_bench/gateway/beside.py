@@ -61,18 +61,22 @@ class Answers:
 async def measure(
     urls: dict[str, str], gateways: dict[str, GatewayProcess], load: Load, rounds: int, headers: dict[str, str]
 ) -> dict[str, Answers]:
-    """Send requests and streams to each URL for a slice, `rounds` times.
+    """Send requests and streams to each URL for a slice, `rounds` times. headers: of requests to the present gateway.
 
     Each order of the slices comes equally often, because a gateway is slower after a slice in which its core was idle.
     """
     answers = {name: Answers() for name in urls}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
-        for url in urls.values():
+    async with contextlib.AsyncExitStack() as stack:
+        sessions = {}
+        for name, url in urls.items():
+            connector, own = aiohttp.TCPConnector(limit=0), headers if name == NOW else {}
+            session = sessions[name] = aiohttp.ClientSession(connector=connector, headers=own)
+            await stack.enter_async_context(session)
             for _ in range(200):  # warm: connections, code
                 await send(session, url)
         for number, order in enumerate(islice(cycle(permutations(urls)), rounds), start=1):
             for name in order:
-                await measure_slice(session, urls[name], gateways.get(name), load, answers[name])
+                await measure_slice(sessions[name], urls[name], gateways.get(name), load, answers[name])
             print(f"round {number} of {rounds}", end="\r", file=sys.stderr)
     return answers
 
@@ -162,7 +166,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--requests-per-second", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a slice's requests")
-    parser.add_argument("--keys", type=int, default=0, help="APIKeys in the cluster; requests then have one of them")
+    parser.add_argument(
+        "--keys",
+        type=int,
+        default=0,
+        help="APIKeys in the cluster; requests to the present gateway then have one of them",
+    )
     options = parser.parse_args(argv)
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")

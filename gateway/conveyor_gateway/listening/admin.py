@@ -1,4 +1,4 @@
-"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage, receipts. For `listener`."""
+"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage, keys, receipts. For `listener`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -9,6 +9,7 @@ from conveyor_api.names import (
     ADAPTERS_PAGE,
     DEMAND_PATH,
     GATEWAY_HEALTH_PATH,
+    KEYS_PAGE,
     PROMETHEUS_PATH,
     READINESS_PATH,
     RECEIPT_PATH,
@@ -60,6 +61,7 @@ class AdminApp:
             START_PATH: self._send_start,
             ADAPTERS_PAGE: self._send_adapters,
             USAGE_PAGE: self._send_usage,
+            KEYS_PAGE: self._send_keys,
             RECEIPT_PATH: self._send_receipt,
             PROMETHEUS_PATH: self._send_metrics,
             GATEWAY_HEALTH_PATH: self._send_probe,
@@ -104,6 +106,10 @@ class AdminApp:
 
     async def _send_usage(self, request: BaseRequest) -> Response:
         return build_json(self._book.build_page(), find_request_id(request))
+
+    async def _send_keys(self, request: BaseRequest) -> Response:
+        page = self._catalog.keys.log.build_page(request.query.get("after", ""))
+        return build_json(page, find_request_id(request))
 
     async def _send_receipt(self, request: BaseRequest) -> Response:
         request_id = request.query.get("id", "")

@@ -74,7 +74,8 @@ class PublicApp:
             client = Client(view.caller.name, is_named=True)
         try:
             route = parse_route(request.method, path, _find_host(request), self.own_hosts, view)
-        except GatewayError:
+        except GatewayError as error:
+            self.catalog.keys.log.note_error(view.caller, error.code)
             await self.ledger.turns.wait(view.name_client(None))
             raise
         await self.ledger.turns.wait(route.service.partition("/")[0] if route.service else view.name_client(None))

@@ -49,6 +49,7 @@ class OpenRequests:
             with held:
                 return await RequestLife(self._parts, request, route, record, held, view).run()
         except GatewayError as error:
+            self._parts.key_log.note_error(view.caller, error.code)
             return _refuse(error, record)
         except asyncio.CancelledError:
             if held.error is None:
@@ -105,6 +106,7 @@ class OpenRequests:
 
     async def _request_and_finish(self, record: Record, owner: Owner) -> None:
         """Query the engine and record the request. If the ledger has no room, the usage known so far is recorded."""
+
         async def request(hold: Hold) -> None:
             record.usage = await self._parts.engines.fetch_usage(hold, record.engine, record.usage_key) or record.usage
 

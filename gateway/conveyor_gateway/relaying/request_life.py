@@ -46,6 +46,7 @@ from conveyor_gateway.relaying.waking import check_may_wake
 from conveyor_gateway.relaying.work import estimate_work, find_work
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Directory, NamedModel, Service
+from conveyor_gateway.watching.key_uses import KeyLog
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_gateway.watching.view import View
 from conveyor_protocol.open_inference import JSON_LENGTH_HEADER
@@ -75,6 +76,7 @@ class SharedParts:
     readiness: Readiness
     heartbeat_seconds: float
     deaths: Deaths
+    key_log: KeyLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from conveyor_api.api_key import APIKey, KeyLimits, find_key_namespace, hash_key, parse_time_unix
 from conveyor_gateway.caller import Caller, Limits
+from conveyor_gateway.watching.key_uses import EXPIRED, KeyLog
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
@@ -51,6 +52,7 @@ class KeyTable(Table[Key]):
         self._keys: dict[str, Key] = {}
         self._by_hash: dict[str, list[Key]] = {}  # by `NAMESPACE/HASH`, sorted by name
         self._now_unix = now_unix
+        self.log = KeyLog(now_unix)
         super().__init__(self._keys, Unreadable("apikey", "its keys are rejected"), "APIKeys", MAX_KEYS)
 
     def __len__(self) -> int:
@@ -65,8 +67,12 @@ class KeyTable(Table[Key]):
         keys = self._by_hash.get(f"{namespace}/{sha256}")
         if keys is None:
             return Proof(None, _UNKNOWN)
-        key = keys[0]
-        return Proof(key.caller) if self._now_unix() < key.expires_unix[sha256] else Proof(None, _EXPIRED)
+        key, now_unix = keys[0], self._now_unix()
+        if now_unix >= key.expires_unix[sha256]:
+            self.log.note_rejected(key.caller.name, EXPIRED)
+            return Proof(None, _EXPIRED)
+        self.log.note_use(key.caller.name, now_unix)
+        return Proof(key.caller)
 
     def _parse(self, body: Json) -> Key:
         return parse_key(body)
@@ -82,6 +88,7 @@ class KeyTable(Table[Key]):
 
     def _drop(self, key: str) -> None:
         self._forget(key)
+        self.log.forget(key)
         self._notify(key)
 
     def _forget(self, key: str) -> None:

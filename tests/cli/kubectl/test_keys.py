@@ -99,7 +99,7 @@ def test_a_rotation_keeps_the_former_key_for_a_while(run: Run, find: Callable[[s
     assert timedelta(hours=1) < read_time(ends[1]) - datetime.now(UTC) <= timedelta(hours=2)
     newest = run("rotate", "ci")[1].strip()
     assert [find_caller(find("ci"), key) is not None for key in (newest, new, former)] == [True, True, False]
-    assert run("list")[1].splitlines()[1].split()[-1] == "2"
+    assert run("list")[1].splitlines()[1].split()[-3] == "2"
 
 
 def test_a_revoked_key_is_gone_and_a_missing_one_is_named(run: Run) -> None:
@@ -113,8 +113,19 @@ def test_a_revoked_key_is_gone_and_a_missing_one_is_named(run: Run) -> None:
 def test_the_list_shows_who_may_what_until_when(run: Run) -> None:
     run("create", "ci", "--owner=ml", "--services=chat", "--max-class=batch", "--concurrent-requests=4")
     header, row = run("list")[1].splitlines()
-    assert header.split() == ["NAME", "OWNER", "SERVICES", "CLASS", "LIMITS", "EXPIRES", "KEYS"]
-    assert row.split() == ["ci", "ml", "chat", "batch", "concurrentRequests=4", "-", "1"]
+    assert header.split() == [
+        "NAME",
+        "OWNER",
+        "SERVICES",
+        "CLASS",
+        "LIMITS",
+        "EXPIRES",
+        "KEYS",
+        "LAST",
+        "USED",
+        "REJECTED",
+    ]
+    assert row.split() == ["ci", "ml", "chat", "batch", "concurrentRequests=4", "-", "1", "-", "-"]
 
 
 def test_the_list_shows_an_object_without_services(run: Run, crd: Api, namespace: str) -> None:

@@ -113,7 +113,11 @@ def test_a_caller_sees_what_both_sides_have_named(caller: Caller | None, rules: 
         (make_caller("team-a/other"), OPEN, "10.0.0.1"),  # a key for another service
         (OTHER, OPEN, "10.0.0.1"),
         (make_caller("team-a/chat", namespace="team-b"), OPEN, "10.0.0.1"),  # it only names the service
-        (make_caller("team-a/chat", namespace="team-b"), Rules("Open", key_namespaces=frozenset({"team-b"})), "team-b/*"),
+        (
+            make_caller("team-a/chat", namespace="team-b"),
+            Rules("Open", key_namespaces=frozenset({"team-b"})),
+            "team-b/*",
+        ),
         (ACCOUNT, OPEN, "10.0.0.1"),
         (ACCOUNT, Rules("Open", frozenset({"apps/*"})), "apps/*"),
         (make_account("team-a", "web"), Rules("Open", frozenset({"team-a/web"})), "system:serviceaccount:team-a:web"),
