@@ -1,12 +1,13 @@
 """Profiles: fields that the platform team defines, and that a service gets if it names the profile.
 
-The profile `default` is for all services. The service's own fields take precedence, then those of the profile that it
-names. Maps are merged key by key, and so are lists whose entries have a key, such as `env`. Another list or a value of
-the service is kept unchanged. The result is validated like the spec of a service, so a profile cannot set anything that
-a service cannot, except annotations that the node reads. Profiles are read once, at the start. Used by `resource`.
+The profile `default` is for all services. A profile with `namespaces` does not exist for services of other namespaces.
+The service's own fields take precedence, then those of the profile that it names. Maps are merged key by key, and so
+are lists whose entries have a key, such as `env`. Another list or a value of the service is kept unchanged. The result
+is validated like the spec of a service, so a profile cannot set anything that a service cannot, except annotations that
+the node reads. Profiles are read once, at the start. Used by `resource`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,23 +46,30 @@ class Profiles:
         spec = body.get("spec")
         if not isinstance(spec, dict):
             return body, []
-        named = spec.get("profile")
+        allowed, named = self._list_for((body.get("metadata") or {}).get("namespace")), spec.get("profile")
         names = [named] if isinstance(named, str) else []
-        names += [DEFAULT] if DEFAULT in self._profiles and DEFAULT not in names else []
+        names += [DEFAULT] if DEFAULT in allowed and DEFAULT not in names else []
         filled: list[str] = []
         for name in names:
-            spec = _fill(spec, self._find(name), "", filled)
+            spec = _fill(spec, self._find(name, allowed), "", filled)
         shown = [path[:_MOST_CHARACTERS] for path in sorted(filled)[:_MOST_SHOWN]]
         return ({**body, "spec": spec} if names else body), shown
 
-    def _find(self, name: str) -> Object:
-        if name not in self._profiles:
-            known = ", ".join(sorted(self._profiles)) or "none"
+    def _list_for(self, namespace: Any) -> list[str]:
+        """Return the names of the profiles that services of the namespace may have."""
+        limits = {
+            name: each.get("namespaces") if isinstance(each, dict) else None for name, each in self._profiles.items()
+        }
+        return sorted(name for name, limit in limits.items() if not limit or namespace in limit)
+
+    def _find(self, name: str, allowed: Sequence[str]) -> Object:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
             raise _wrong(f"there is no profile {name}; those of the chart (value `profiles`): {known}")
         try:
             context = {"is_filled": True}
             profile = Profile.model_validate(self._profiles[name], by_alias=True, by_name=False, context=context)
-            return profile.model_dump(exclude_unset=True, exclude_none=True)
+            return profile.model_dump(exclude={"namespaces"}, exclude_unset=True, exclude_none=True)
         except ValidationError as error:
             raise _wrong(
                 f"profile {name} of the chart (value `profiles`) is invalid: {InvalidResource.of(error)}"

@@ -131,6 +131,25 @@ def test_the_page_s_profile_adds_labels_to_all_children() -> None:
     assert "metadata.labels.cost-center" in filled
 
 
+def test_a_profile_with_namespaces_does_not_exist_for_others() -> None:
+    profiles = Profiles(
+        {"l4": L4 | {"namespaces": ["team-a", "team-b"]}, "t4": {}, "default": {"namespaces": ["team"], **L4}}
+    )
+
+    def fill_in(namespace: str, **spec: Any) -> dict[str, Any]:
+        body = build_body(**spec)
+        filled: dict[str, Any] = profiles.fill(body | {"metadata": {**body["metadata"], "namespace": namespace}})[0]
+        return filled["spec"]
+
+    assert fill_in("team-b", profile="l4") == build_body(profile="l4", **L4)["spec"]
+    with pytest.raises(
+        InvalidResource, match=re.escape("there is no profile l4; those of the chart (value `profiles`): t4")
+    ):
+        fill_in("team-c", profile="l4")
+    assert fill_in("team")["pod"] == L4["pod"]  # `default`
+    assert "pod" not in fill_in("team-c")
+
+
 def test_a_wrong_default_is_reported_to_every_service() -> None:
     with pytest.raises(InvalidResource, match="profile default of the chart"):
         fill_with_default({"pod": {"hostNetwork": True}})
