@@ -77,6 +77,7 @@ MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 GATEWAY_POD_LABELS: Final = {NAME_LABEL: "conveyor-gateway"}
 TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # the values that `kubectl conveyor tune` restores
+UNSERVED_ANNOTATION: Final = f"{GROUP}/unserved"  # of a ServedName whose services were never Ready
 TUNE_LABEL: Final = f"{GROUP}/tune-of"  # on a copy: the name of the service that is tuned
 CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 

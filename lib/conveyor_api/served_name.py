@@ -68,13 +68,16 @@ def object_name(name: str) -> str:
     return f"{slug}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def build_served_name(namespace: str, name: str) -> dict[str, Any]:
-    """Return the manifest of a claim."""
+def build_served_name(namespace: str, name: str, *, is_unserved: bool = False) -> dict[str, Any]:
+    """Return the manifest of a claim. is_unserved: mark it as one that expires, until a service with it is Ready."""
     labels = {names.MANAGED_BY_LABEL: "conveyor"}
+    metadata: dict[str, Any] = {"name": object_name(name), "namespace": namespace, "labels": labels}
+    if is_unserved:
+        metadata["annotations"] = {names.UNSERVED_ANNOTATION: "true"}
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.SERVED_NAME_KIND,
-        "metadata": {"name": object_name(name), "namespace": namespace, "labels": labels},
+        "metadata": metadata,
         "spec": {"name": name},
     }
 

@@ -12,6 +12,7 @@ from conveyor_api.names import (
     INFERENCE_SERVICE_LABEL,
     PLURAL,
     SERVED_NAME_PLURAL,
+    UNSERVED_ANNOTATION,
     VERSION,
 )
 from conveyor_kube.wanted_json import Identity
@@ -107,8 +108,12 @@ class _Target(TypedDict):
     uid: NotRequired[str | None]
 
 
+_ClaimAnnotations = TypedDict("_ClaimAnnotations", {UNSERVED_ANNOTATION: NotRequired[str]})  # type: ignore[misc]
+
+
 class _ClaimMetadata(_DatedMetadata):
     uid: str
+    annotations: NotRequired[_ClaimAnnotations]
 
 
 class ClaimBody(TypedDict):

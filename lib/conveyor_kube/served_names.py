@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from conveyor_api.adapters import SEPARATOR
-from conveyor_api.names import MAX_SERVED_NAMES
+from conveyor_api.names import MAX_SERVED_NAMES, UNSERVED_ANNOTATION
 from conveyor_api.served_name import ServedName, may_claim
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json, find_key, keys_within
@@ -29,6 +29,8 @@ class Claim:
     uid: str
     name: str
     created_unix: int
+    is_unserved: bool = False
+    """Whether no service of the namespace with this name was ever Ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,8 @@ def parse_claim(body: Json) -> Claim:
     if not may_claim(metadata.namespace, name):
         raise ValueError(f"{name!r} may be the NAMESPACE/NAME of a service in another namespace")
     created_unix = parse_time_unix(metadata.creation_timestamp or "")
-    return Claim(metadata.namespace, metadata.name, metadata.uid, name, created_unix)
+    is_unserved = UNSERVED_ANNOTATION in (body["metadata"].get("annotations") or {})
+    return Claim(metadata.namespace, metadata.name, metadata.uid, name, created_unix, is_unserved)
 
 
 def parse_time_unix(text: str) -> int:

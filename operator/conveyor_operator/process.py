@@ -67,7 +67,8 @@ class Operator:
         self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
         self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
-        self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service)
+        expire_seconds = settings.unserved_name_seconds
+        self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service, expire_seconds)
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.store.follow(INFERENCE_SERVICE, self._drop_series)
         self.resources: Sequence[Resource] = build_resources(settings, metrics, self)

@@ -6,7 +6,17 @@ from pathlib import Path
 
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PATH, PORT, TEXT, TRUE_OR_FALSE, whole_number
+from conveyor_process.kinds import (
+    LOG_FORMAT,
+    LOG_LEVEL,
+    NAMESPACES,
+    PATH,
+    PORT,
+    TEXT,
+    TRUE_OR_FALSE,
+    seconds,
+    whole_number,
+)
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, ValueKind, optional, setting
 
@@ -38,6 +48,11 @@ class Settings:
         "name of a Secret with tls.crt and tls.key in the namespace of each service; engines then serve TLS. Empty: "
         "plain HTTP",
         TEXT,
+    )
+    unserved_name_seconds: float = setting(
+        7 * 86400.0,
+        "life of a ServedName whose services were never Ready; then another namespace may have the name. 0: no limit",
+        seconds(366 * 86400.0),
     )
     leader_elect: bool = setting(
         False,

@@ -109,7 +109,11 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
             with running_metrics(plane, rendered, folder, reachable.port):
                 wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)
-        with running_operator(plane, rendered, folder, "--network-policies=false"):
+        with running_operator(plane, rendered, folder, "--network-policies=false", "--unserved-name-seconds=1"):
+            space.make_service("trial")
+            wait_until("its name", lambda: "trial" in find_names(space))
+            space.delete("InferenceService", "trial")
+            wait_until("the end of its name", lambda: "trial" not in find_names(space))
             wait_until("the end of the policy", lambda: not space.list("NetworkPolicy"))
             # The garbage collector looks for new definitions every 30 seconds.
             wait_until("the end of the children", lambda: not space.children("qwen"))
@@ -121,6 +125,10 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
         api.delete(f"/api/v1/namespaces/{space.namespace}")
 
 
+def find_names(space: Space) -> set[str]:
+    return {claim["spec"]["name"] for claim in space.list("ServedName")}
+
+
 def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     """Create, scale and edit a service, delete its children, and remove its volume."""
     wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET))
@@ -129,6 +137,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     with Kubelet(space, lambda pod: (prewarmed if "job-name" in pod["metadata"]["labels"] else ready)(pod)):
         space.make_service(name, model={"uri": "hf://org/name@main", "cache": cache}, autoscaling={"maxReplicas": 3})
         space.wait_condition(name, "WorkloadReady", "True", "ReplicasReady", 60)
+        space.wait_condition(name, "Ready", "True", "Ready", 60)  # so its name has served
         lose_labels(space, name)
         space.delete("Service", name)
         wait_until("its Service again", lambda: space.get("Service", name))

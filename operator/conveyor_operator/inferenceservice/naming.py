@@ -23,9 +23,14 @@ class NameOf:
 
 
 def find_requested_name(body: Mapping[str, Any]) -> RequestedName:
-    """Return an InferenceService's wanted name and creation time, even if the rest of its spec is invalid."""
+    """Return an InferenceService's wanted name, its age and readiness, even if the rest of its spec is invalid."""
     metadata, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
-    return RequestedName(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
+    status = body.get("status") or {}
+    is_ready = status.get("observedGeneration") == metadata.get("generation") and any(
+        each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or ()
+    )
+    name = str(model.get("name") or metadata["name"])
+    return RequestedName(name, parse_time_unix(metadata["creationTimestamp"]), is_ready)
 
 
 def judge_claim(found: NameOf) -> tuple[str, Reason, str]:

@@ -10,6 +10,8 @@ class RequestedName:
 
     name: str
     created_unix: int
+    is_ready: bool = False
+    """Whether the service is Ready with its present spec."""
 
 
 class NameState(Enum):

@@ -1,9 +1,9 @@
 """Claims the served names of services for their namespaces, and reports the owner of each name.
 
 Runs next to Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name. It
-outlives the service, and is deleted with the namespace or by a user. A free name goes to the first service that wants
-it. If several already want it, the oldest service gets it. Only one claim is created at a time, so that no namespace
-exceeds its limit.
+outlives the service, and is deleted with the namespace, by a user, or if the name never served (`expiry`). A free name
+goes to the first service that wants it. If several already want it, the oldest service gets it. Only one claim is
+created at a time, so that no namespace exceeds its limit.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from conveyor_operator.kinds import EVENT, SERVED_NAME, Key
 from conveyor_operator.loop.events import Event, build_event
 from conveyor_operator.loop.workers import backoff_seconds
 from conveyor_operator.served_names.answer import NameAnswer, NameState, RequestedName
+from conveyor_operator.served_names.expiry import Expiry
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,19 @@ class ServedNames:
     """mark: called with the `namespace/name` of a service when the state of its name has changed."""
 
     def __init__(
-        self, cluster: Cluster, namespaces: Sequence[str], system_namespace: str, mark: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        namespaces: Sequence[str],
+        system_namespace: str,
+        mark: Callable[[str], None],
+        expire_seconds: float = 0.0,
     ) -> None:
+        """expire_seconds: the life of a claim whose name never served; 0: claims do not expire."""
         self._cluster = cluster
         self._mark = mark
         self._index = NameIndex()
+        self._expiry = Expiry(cluster, self._index, expire_seconds)
+        self._own_name = root_name(system_namespace)
         self._sink = ClaimSink(self._index, self._see_claim, self._lose_claim, self._end_listing)
         self._namespaces = {*namespaces, system_namespace} if namespaces else {""}
         self._unlisted = set(self._namespaces)
@@ -55,11 +64,12 @@ class ServedNames:
         self._refusals: dict[str, str] = {}
         """By namespace: the API server's error for its last claim."""
         # The gateways' own name is claimed as if the youngest of all services wanted it.
-        self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
+        self._index.put_service(f"{system_namespace}/*", self._own_name, sys.maxsize)
 
     def see(self, key: Key, requested: RequestedName | None) -> None:
         """Record a service with the name that it wants, or with None if it no longer exists."""
         service, namespace = str(key), key.namespace
+        self._expiry.see(service, requested.name if requested is not None and requested.is_ready else None)
         names = {self._index.name_of(service), requested.name if requested is not None else None} - {None}
         before = {name: self._index.find_first(namespace, name) for name in names if name is not None}
         if requested is None:
@@ -92,6 +102,7 @@ class ServedNames:
             await services_listed()
             for name in self._index.list_unclaimed():
                 await self._decide(name, self._open.pop(name, None))
+            tasks.create_task(self._expiry.run())
             while True:
                 while self._open:
                     name = next(iter(self._open))
@@ -162,9 +173,15 @@ class ServedNames:
             self._held_back.pop(namespace, None)
 
     async def _decide(self, name: str, former: Claim | None) -> None:
-        """Claim an unclaimed name. Tries its former namespace, then the others by the age of their oldest services."""
+        """Claim an unclaimed name. Tries its former namespace, then the others by the age of their oldest services.
+
+        If the former claim has expired, its namespace is the last one.
+        """
         last = former.namespace if former is not None else None
-        for namespace in sorted(self._index.list_applicants(name), key=lambda each: each != last):
+        has_expired = former is not None and former.uid in self._expiry.expired
+        if former is not None:
+            self._expiry.expired.discard(former.uid)
+        for namespace in sorted(self._index.list_applicants(name), key=lambda each: (each != last) != has_expired):
             if self._index.find_holder(name) is not None:
                 break
             if may_claim(namespace, name):
@@ -197,13 +214,14 @@ class ServedNames:
 
     async def _create(self, namespace: str, name: str) -> dict[str, object]:
         """Create the claim, with retries. Raises ApiError."""
+        claim = build_served_name(namespace, name, is_unserved=name != self._own_name)
         for tries in range(1, _MAX_TRIES):
             try:
-                return await self._cluster.create(SERVED_NAME, build_served_name(namespace, name))
+                return await self._cluster.create(SERVED_NAME, claim)
             except Unavailable as error:
                 logger.warning("event=claim_failed namespace=%s name=%s error=%s", namespace, name, error.message)
                 await asyncio.sleep(max(backoff_seconds(tries), error.retry_after_seconds or 0.0))
-        return await self._cluster.create(SERVED_NAME, build_served_name(namespace, name))
+        return await self._cluster.create(SERVED_NAME, claim)
 
     async def _record_release(self, claim: Claim) -> None:
         logger.info("event=name_released namespace=%s name=%s", claim.namespace, claim.name)
