@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -20,6 +21,8 @@ NUM_SERVICES, MANY = 500, {"many": "yes"}  # services that a tenant creates and 
 NUM_REFUSING = 8  # engines of the service REFUSING
 TENANT = "attacker"  # a namespace of its own, for attacks by one tenant on the others
 OF_TENANT = ("one", "two")
+GUARDED = "guarded"  # a service of the tenant that needs a key
+GUESSES, GUESSING, GUESSES_A_SECOND = 8000, 50, 1000  # keys, connections
 ATTACKER = "127.0.0.2"  # the address of attacking clients only
 SECOND_ATTACKER = "127.0.0.3"
 AGAIN_SECONDS = 4.0
@@ -280,6 +283,26 @@ async def pages_of_a_silent_service(stage: Stage) -> None:
     await at_rate(stage, 2060, send)
 
 
+async def guesses(stage: Stage) -> None:
+    """Guess 1,000 keys a second, on open connections, for a service that needs one."""
+    loop = asyncio.get_running_loop()
+
+    async def guess_on(number: int) -> None:
+        client = await stage.connect(stage.gateway.port)
+        with contextlib.suppress(OSError):
+            for guess in range(GUESSES // GUESSING):
+                due = began + (guess * GUESSING + number) / GUESSES_A_SECOND
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                key = f"sk-conveyor-{TENANT}-{secrets.token_hex(32)}"
+                head = f"GET /{TENANT}/{GUARDED}/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
+                await loop.sock_sendall(client, head.encode())
+                answer = await loop.sock_recv(client, 1 << 16)
+                assert answer.startswith(b"HTTP/1.1 401"), answer
+
+    began = time.monotonic()
+    await asyncio.gather(*(guess_on(number) for number in range(GUESSING)))
+
+
 # Attacks that are compared with the same attack on another gateway of the same machine.
 CLIENTS: dict[str, Attack] = {
     each.__name__.replace("_", " "): each
@@ -297,6 +320,7 @@ CLIENTS: dict[str, Attack] = {
         streams_of_two_services,
         documents_of_silent_engines,
         pages_of_a_silent_service,
+        guesses,
     )
 }
 ATTACKS: dict[str, Attack] = {

@@ -30,6 +30,7 @@ from conveyor_bench.hostile.bars import NEVER, Bar, print_result
 from conveyor_bench.hostile.gateway.attacks import (
     ATTACKS,
     CLIENTS,
+    GUARDED,
     HOSTILE,
     NUM_REFUSING,
     OF_TENANT,
@@ -81,6 +82,7 @@ def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> N
     for name in OF_TENANT:
         tenant.apply_service(name, batching={"maxBatchSize": 1024, "mode": "Continuous"}, **long)
         tenant.apply_engine(name, address, ports["hostile"][0])
+    tenant.apply_service(GUARDED, access={"mode": "Required"})
     for name, of_service in ports.items():
         timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
         limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000, "timeout": "10m"}}
