@@ -12,6 +12,7 @@ from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_api.served_name import build_served_name, may_claim, root_name
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.engines.tokens import EngineTokens
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_kube.watch import WatchState
 
@@ -31,7 +32,7 @@ class LocalSource:
         self._catalog: Catalog | None = None
 
     @asynccontextmanager
-    async def filling(self, catalog: Catalog, queues: Queues) -> AsyncIterator[None]:
+    async def filling(self, catalog: Catalog, queues: Queues, tokens: EngineTokens) -> AsyncIterator[None]:
         self._catalog = catalog
         for body in self._known.values():
             catalog.services.put(body)

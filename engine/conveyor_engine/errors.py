@@ -72,6 +72,11 @@ class ErrorCode(AnswerCode):
         400,
         "the answer's schema or grammar takes too much CPU time or memory to compile or to follow; simplify it",
     )
+    CALLER_REFUSED = (
+        "caller_refused",
+        401,
+        "the engine answers only its gateways, and the request has no valid token of them; the message says why",
+    )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = (
         "model_not_found",

@@ -4,9 +4,8 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Final
 
-ACCOUNT_PREFIX: Final = "system:serviceaccount:"
+from conveyor_tokens.verifier import ACCOUNT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from aiohttp.web import BaseRequest
 
-from conveyor_gateway.caller import ACCOUNT_PREFIX
 from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
 from conveyor_process.listening import name_peer
+from conveyor_tokens.verifier import ACCOUNT_PREFIX
 
 MAX_FORWARDED: Final = 16  # addresses of X-Forwarded-For that are read, from the last one; each proxy appends one
 _CLIENT_PREFIX_BITS: Final = 64  # an IPv6 client usually has a whole network with this prefix

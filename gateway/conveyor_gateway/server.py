@@ -27,7 +27,7 @@ from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import EngineTls, Transport
 from conveyor_gateway.listening.admin import AdminApp
 from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
@@ -72,7 +72,8 @@ class Server:
         max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
         self._tls = None if settings.engine_authorities is None else EngineTls(settings.engine_authorities)
-        self._engines = EngineSession(self._tls)
+        self._transport = Transport(self._tls)
+        self._engines = EngineSession(self._transport)
         ledger = Ledger(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
         self._catalog = catalog = Catalog(settings.access)
         self._queues = queues = Queues(
@@ -83,7 +84,7 @@ class Server:
             metrics.drop_service,
             metrics.drop_class,
         )
-        self._doubtful = DoubtfulEngines(catalog.slices, queues, ledger, self._tls)
+        self._doubtful = DoubtfulEngines(catalog.slices, queues, ledger, self._transport)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
             source.states,
@@ -110,7 +111,7 @@ class Server:
         self._open_requests = OpenRequests(parts)
         self._certificate = ServingCertificate(Path(settings.tls_folder)) if settings.tls_folder else None
         self._public = self._build_public_port(catalog, metrics, ledger, max_connections)
-        admin = AdminApp(catalog, queues, self._readiness, metrics, book, recorder.receipts, ledger, self._tls)
+        admin = AdminApp(catalog, queues, self._readiness, metrics, book, recorder.receipts, ledger, self._transport)
         self._admin = Listener(
             admin.handle, settings.admin_host or settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS
         )
@@ -133,7 +134,7 @@ class Server:
             ledger,
             clients,
             Proofs(catalog.keys, catalog.issuer),
-            SharedPages(ledger, self._tls),
+            SharedPages(ledger, self._transport),
             cors,
             lists_all=settings.root_models == "All",
         )
@@ -145,7 +146,7 @@ class Server:
         """Serve until `stop` is set, then drain. `end_now` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._engines.close)
-            await stack.enter_async_context(self._source.filling(self._catalog, self._queues))
+            await stack.enter_async_context(self._source.filling(self._catalog, self._queues, self._transport.tokens))
             for listener in (self._admin, self._public):
                 await listener.open()
                 stack.push_async_callback(listener.close)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
+from conveyor_api.names import GATEWAY_ACCOUNT, GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_gateway.given_limits import GIVEN_LIMITS, GivenLimits
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_process.kinds import (
@@ -66,6 +66,11 @@ class Settings:
         SYSTEM_NAMESPACE,
         "namespace of the gateways. It is part of the gateway's own host name. The gateways in this namespace share "
         "the queue limit of each service",
+        TEXT,
+    )
+    service_account: str = setting(
+        GATEWAY_ACCOUNT,
+        "ServiceAccount of the gateway in system_namespace. Engines that answer only gateways get tokens of it",
         TEXT,
     )
     public_hosts: tuple[str, ...] = setting(

@@ -6,15 +6,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.engines.tokens import EngineTokens
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.issuer import SHORTEST_SECONDS
 from conveyor_kube.gateways import gateway_slices, parse_gateways
 from conveyor_kube.issuer import follow_issuer
 from conveyor_kube.resources import claim_collection, key_collection, service_collection, slice_collection
+from conveyor_kube.tokens import request_token
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
@@ -29,8 +32,11 @@ class Source(Protocol):
         """The states of the watches that must have synced before the gateway is ready."""
         ...
 
-    def filling(self, catalog: Catalog, queues: Queues) -> AbstractAsyncContextManager[None]:
-        """Keep the catalog up to date, and the number of gateways that share each queue's limit, until the exit."""
+    def filling(self, catalog: Catalog, queues: Queues, tokens: EngineTokens) -> AbstractAsyncContextManager[None]:
+        """Keep the catalog up to date, and the number of gateways that share each queue's limit, until the exit.
+
+        In a cluster, `tokens` gets its source too.
+        """
         ...
 
 
@@ -52,7 +58,7 @@ class ClusterSource:
         return [state for _, state in (*self._services, *self._slices, *self._claims, *self._keys)]
 
     @asynccontextmanager
-    async def filling(self, catalog: Catalog, queues: Queues) -> AsyncIterator[None]:
+    async def filling(self, catalog: Catalog, queues: Queues, tokens: EngineTokens) -> AsyncIterator[None]:
         """Run the watches. Raises SettingsError if no API server is configured."""
         sinks: list[tuple[list[tuple[Collection, WatchState]], Sink]] = [
             (self._services, catalog.services),
@@ -67,7 +73,8 @@ class ClusterSource:
                 for watched, sink in sinks
                 for collection, state in watched
             ]
-            issuer = catalog.issuer
+            settings, issuer = self._settings, catalog.issuer
+            tokens.begin(partial(request_token, client, settings.system_namespace, settings.service_account))
             issuer.begin()
             following = follow_issuer(client, issuer.set_keys, issuer.note_attempt, issuer.wanted, SHORTEST_SECONDS)
             watches.append(tasks.create_task(following))

@@ -35,6 +35,7 @@ REPLICAS_FIELD_MANAGER: Final = "conveyor-replicas"
 SYSTEM_NAMESPACE: Final = "conveyor-system"
 CLUSTER_DOMAIN: Final = "cluster.local"
 GATEWAY_SERVICE: Final = "conveyor-gateway"
+GATEWAY_ACCOUNT: Final = "conveyor-gateway"  # ServiceAccount, unless the chart names another
 GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
 METRICS_SERVICE: Final = "conveyor-metrics"
 METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
@@ -76,8 +77,8 @@ INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 GATEWAY_POD_LABELS: Final = {NAME_LABEL: "conveyor-gateway"}
-TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # the values that `kubectl conveyor tune` restores
 UNSERVED_ANNOTATION: Final = f"{GROUP}/unserved"  # of a ServedName whose services were never Ready
+TUNE_ANNOTATION: Final = f"{GROUP}/tune"  # the values that `kubectl conveyor tune` restores
 TUNE_LABEL: Final = f"{GROUP}/tune-of"  # on a copy: the name of the service that is tuned
 CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 
@@ -96,6 +97,8 @@ ADAPTER_FLAG: Final = "--adapter"  # of a fetch, followed by the adapter's name;
 ADAPTERS_PATH: Final = "/adapters"  # adapters in claims and images, and the list of all adapters
 ADAPTER_LIST_KEY: Final = "adapters.yaml"
 ADAPTER_LIST_PATH: Final = f"{ADAPTERS_PATH}/list/{ADAPTER_LIST_KEY}"
+CALLERS_KEY: Final = "callers.json"
+CALLERS_PATH: Final = f"/etc/conveyor-callers/{CALLERS_KEY}"  # the accounts that may use the engine
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
@@ -108,6 +111,7 @@ MODEL_VOLUME: Final = "models"
 ADAPTERS_VOLUME: Final = "adapters"  # downloaded adapters, if the model's volume cannot contain them
 ADAPTER_VOLUME: Final = "adapter"  # followed by a number
 ADAPTER_LIST_VOLUME: Final = "adapter-list"
+CALLERS_VOLUME: Final = "conveyor-callers"
 SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
 FIXED_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME)
@@ -164,6 +168,16 @@ def config_map_name(service: str, config_hash: str) -> str:
 def adapter_list_name(service: str) -> str:
     """Return the name of the ConfigMap with the list of LoRA adapters, which engines follow."""
     return f"{engine_name(service)}-adapters"
+
+
+def callers_name(service: str) -> str:
+    """Return the name of the ConfigMap with the accounts that may use engines of `service`, and the cluster's keys."""
+    return f"{engine_name(service)}-callers"
+
+
+def engine_audience(namespace: str) -> str:
+    """Return the audience of tokens for the engines of a namespace, which no other namespace's engines accept."""
+    return f"{TOKEN_AUDIENCE}/{namespace}"
 
 
 def model_claim_name(service: str) -> str:

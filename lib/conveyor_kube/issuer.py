@@ -10,6 +10,7 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -29,6 +30,14 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 _TYPES: Final = "application/json, application/jwk-set+json"
 _MAX_BYTES: Final = 256 << 10
 _UNREADABLE: Final = (TimeoutError, OSError, aiohttp.ClientError, ValueError, TypeError, LookupError, WatchFailed)
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """The issuer of a cluster's tokens, with its JSON Web Keys."""
+
+    name: str
+    keys: tuple[Json, ...]
 
 
 async def follow_issuer(

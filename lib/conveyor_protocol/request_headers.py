@@ -38,6 +38,10 @@ USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
 # With `true`, a client requests a receipt. The gateway appends its name and how long the request waited there. Answers
 # without a `usage` have the receipt in the header of this name.
 RECEIPT_HEADER: Final = "X-Receipt"
+# An engine that answers only gateways rejects requests without a valid token with this challenge. A gateway whose
+# release knows no tokens gets a 503, with which it tries again.
+CHALLENGE_HEADER: Final = "WWW-Authenticate"
+ENGINE_CHALLENGE: Final = 'Bearer realm="conveyor-engine"'
 # In the answer to a probe: the host name of the engine, which in a cluster is the name of its pod.
 POD_HEADER: Final = "X-Engine-Pod"
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import kopf
 
+from conveyor_kube.issuer import Issuer
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.activity.adapter_states import AdapterStates, Counts
 from conveyor_operator.activity.answer import Activity
@@ -34,6 +35,7 @@ from conveyor_operator.loop.workers import Workers
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
+from conveyor_operator.published_keys import PublishedKeys
 from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
@@ -69,6 +71,7 @@ class Operator:
         self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
         expire_seconds = settings.unserved_name_seconds
         self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service, expire_seconds)
+        self.published_keys = PublishedKeys(cluster.client, self._mark_all)
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.store.follow(INFERENCE_SERVICE, self._drop_series)
         self.resources: Sequence[Resource] = build_resources(settings, metrics, self)
@@ -94,6 +97,9 @@ class Operator:
 
     def find_name(self, service: str, name: str) -> NameAnswer:
         return self.served_names.follow(service, name)
+
+    def read_issuer(self) -> Issuer | None:
+        return self.published_keys.issuer
 
     def _mark_all(self) -> None:
         for resource in self.resources:
@@ -202,6 +208,8 @@ class Operator:
             ]
             if self.settings.metrics_api:
                 running.append(self.keeper.run())
+            if self.settings.gateway_account:
+                running.append(self.published_keys.run())
             try:
                 async with asyncio.TaskGroup() as tasks:
                     beside = [tasks.create_task(each) for each in running]
@@ -221,9 +229,14 @@ class Operator:
             await self.watches.wait_listed(kind, self.settings.watch_namespaces)
 
     async def _know_all(self) -> None:
-        """Wait until all objects and claims are known. An earlier reconcile would try to create existing children."""
+        """Wait until all objects, claims and keys are known.
+
+        An earlier reconcile would try to create existing children.
+        """
         await self._wait_for_lists()
         await self.served_names.synced.wait()
+        if self.settings.gateway_account:
+            await self.published_keys.known.wait()
 
     async def _report_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()

@@ -49,6 +49,12 @@ class Settings:
         "plain HTTP",
         TEXT,
     )
+    gateway_account: str = setting(
+        "",
+        "ServiceAccount of the gateways in system-namespace; Conveyor's engines then answer only its tokens, and those "
+        "of the ServiceAccount of their own service. Empty: engines answer everyone",
+        TEXT,
+    )
     unserved_name_seconds: float = setting(
         7 * 86400.0,
         "life of a ServedName whose services were never Ready; then another namespace may have the name. 0: no limit",

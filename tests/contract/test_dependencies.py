@@ -13,12 +13,13 @@ import pytest
 from e2e.cluster.paths import REPOSITORY
 
 BELOW_ALL = ("lib/conveyor_process", "lib/conveyor_protocol")
-SHARED = ("lib",)
+TOKENS = "lib/conveyor_tokens"
+SHARED = (*BELOW_ALL, "lib/conveyor_api", "lib/conveyor_http", "lib/conveyor_kube")
 PARTS = {
     "operator": (*SHARED, "operator"),
-    "gateway": (*SHARED, "gateway", "metrics", "jobs"),
+    "gateway": (*SHARED, TOKENS, "gateway", "metrics", "jobs"),
     "cli": (*SHARED, "cli/conveyor_load", "cli/conveyor_insight", "cli/conveyor_kubectl"),
-    "engine": (*BELOW_ALL, "engine/conveyor_engine"),
+    "engine": (*BELOW_ALL, TOKENS, "engine/conveyor_engine"),
 }
 # Imported by the HTTP protocol of uvicorn (httptools), and by conveyor_process.event_loop if it is installed (uvloop).
 ASKED_FOR = {"engine": {"httptools", "uvloop"}, "gateway": {"uvloop"}}

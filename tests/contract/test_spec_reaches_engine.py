@@ -209,7 +209,8 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     # By num_kv_blocks, by the objectives of tokens, by a task that generates, by a cache; the last is written above 1.
     excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "adapters_folder"}
     excluded |= {"tensor_parallel_size"}
-    assert settings - written - free == excluded | {"host", "tls_folder", "adapters"}  # the pod's own, or by hand
+    by_hand = {"host", "tls_folder", "callers_file", "adapters"}  # the pod's own, or by hand
+    assert settings - written - free == excluded | by_hand
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | excluded, "and has a name that people know"
 

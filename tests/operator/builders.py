@@ -52,6 +52,9 @@ class QuietSources:
     def find_name(self, service: str, name: str) -> NameAnswer:
         return NameAnswer(NameState.HELD)
 
+    def read_issuer(self) -> None:
+        return None
+
 
 def make_services(metrics: Metrics | None = None, sources: Sources | None = None) -> InferenceServices:
     """Build the object that the loop calls."""

@@ -253,6 +253,12 @@ class EngineConfig:
         "within seconds; empty: no TLS",
         TEXT,
     )
+    callers_file: str = setting(
+        "",
+        "JSON file with the ServiceAccounts that may use the engine, and the keys that verify their tokens. Others get "
+        "401, except for health and metrics; a new content is loaded within seconds; empty: everyone may use it",
+        TEXT,
+    )
     media_hosts: tuple[str, ...] = setting(
         (),
         "hosts from which images in chats are fetched, if a URL with https:// names one; empty: none is fetched. "

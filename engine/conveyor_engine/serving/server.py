@@ -26,6 +26,7 @@ from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.callers import Callers
 from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
@@ -72,11 +73,12 @@ class _Server(uvicorn.Server):
 async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: str = ENGINE_PROGRAM) -> Death | None:
     """Run until a signal arrives, the fork server ends or the engine dies. Return why the engine died, or None.
 
-    Raises ConfigError if it cannot listen on the port, or cannot load its certificate.
+    Raises ConfigError if it cannot listen on the port, or cannot load its certificate or its callers.
     """
     allow_open_files()
     model = fork_server.model
     certificate = _load_certificate(config)
+    callers = Callers(Path(config.callers_file)) if config.callers_file else None
     listeners = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name, load_about(config.task).cost_unit, model.adapters)
     engine = EngineClient(config, metrics.observe_step, engine_program)
@@ -88,7 +90,9 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     path = config.adapters_file
     adapters = AdapterFile(Path(path), model.adapters, engine, config.adapters_folder) if path else None
     media, created = MediaFetcher(config.media_hosts), int(time.time())
-    state = AppState(config, model, engine, metrics, workers, media, Memory(), UsageReports(), created, adapters)
+    state = AppState(
+        config, model, engine, metrics, workers, media, Memory(), UsageReports(), created, adapters, callers
+    )
     server = _Server(
         uvicorn.Config(
             build_app(state), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False,
@@ -99,7 +103,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     await workers.start()
     await engine.start()
     gc.freeze()  # exclude loaded objects from collections, which would pause every stream for 0.1 s
-    following = [asyncio.create_task(each.follow()) for each in (certificate, adapters) if each is not None]
+    following = [asyncio.create_task(each.follow()) for each in (certificate, adapters, callers) if each is not None]
     serving = asyncio.create_task(server.serve(listeners))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())

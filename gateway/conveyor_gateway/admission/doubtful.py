@@ -21,7 +21,7 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import fetch
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.watching.slices import Doubtful, SliceTable
 from conveyor_protocol.request_headers import find_host_name
 
@@ -36,8 +36,8 @@ _ENGINES_OF_SERVICE: Final = 16
 class DoubtfulEngines:
     """Asks the engines of services that have lost their last ready engine."""
 
-    def __init__(self, slices: SliceTable, queues: Queues, ledger: Ledger, tls: EngineTls | None = None) -> None:
-        self._slices, self._queues, self._ledger, self._tls = slices, queues, ledger, tls
+    def __init__(self, slices: SliceTable, queues: Queues, ledger: Ledger, transport: Transport = PLAIN) -> None:
+        self._slices, self._queues, self._ledger, self._transport = slices, queues, ledger, transport
         self._looking: set[str] = set()  # services whose engines are asked now
         self._looked: dict[str, float] = {}  # when each doubted service was last asked, by the loop's clock
 
@@ -79,7 +79,7 @@ class DoubtfulEngines:
         self._looking.add(service)
         try:
             with self._ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
-                pages = await fetch(hold, addresses, READINESS_PATH, _ANSWER_SECONDS, tls=self._tls)
+                pages = await fetch(hold, addresses, READINESS_PATH, _ANSWER_SECONDS, transport=self._transport)
         finally:
             self._looking.discard(service)
         answering = {

@@ -21,9 +21,8 @@ import msgspec
 from conveyor_gateway.capacity.ledger import Hold, Ledger, build_memory_full, build_too_many
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.capacity.queries import run_held
-from conveyor_gateway.engines.connection import Connector
 from conveyor_gateway.engines.headers import choose_content_type, find_host
-from conveyor_gateway.engines.tls import EngineTls, build_options, build_url
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
@@ -47,10 +46,10 @@ class EnginePage:
 
 
 async def fetch_loads(
-    hold: Hold, addresses: Collection[str], timeout_seconds: float, tls: EngineTls | None = None
+    hold: Hold, addresses: Collection[str], timeout_seconds: float, transport: Transport = PLAIN
 ) -> dict[str, ReportedLoad]:
     """Return the load of each engine (`host:port`)."""
-    pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds, tls=tls)
+    pages = await fetch(hold, addresses, LOAD_PATH, timeout_seconds, transport=transport)
     return {address: parse_load(page) for address, page in pages.items()}
 
 
@@ -68,9 +67,9 @@ class SharedPages:
     clients that wait for it.
     """
 
-    def __init__(self, ledger: Ledger, tls: EngineTls | None = None) -> None:
+    def __init__(self, ledger: Ledger, transport: Transport = PLAIN) -> None:
         self._ledger = ledger
-        self._tls = tls
+        self._transport = transport
         self._fetches: dict[tuple[str, str], asyncio.Task[EnginePage | GatewayError | None]] = {}
         self._num_waiting = Counter[str]()  # clients by service
 
@@ -97,7 +96,9 @@ class SharedPages:
             raise build_too_many()
         self._num_waiting[service] += 1
         try:
-            fetch_first = partial(_fetch_first, path, engines, max_bytes, timeout_seconds, takes_refusals, self._tls)
+            fetch_first = partial(
+                _fetch_first, path, engines, max_bytes, timeout_seconds, takes_refusals, self._transport
+            )
             found = await asyncio.shield(self._share(hold.owner, path, fetch_first))
         finally:
             self._num_waiting[service] -= 1
@@ -131,7 +132,7 @@ async def _fetch_first(
     max_bytes: int,
     timeout_seconds: float,
     takes_refusals: bool,
-    tls: EngineTls | None,
+    transport: Transport,
     hold: Hold,
 ) -> EnginePage | None:
     """Try engines one after the other. An engine gets an equal part of the time that is left.
@@ -140,11 +141,11 @@ async def _fetch_first(
     """
     loop, tried = asyncio.get_running_loop(), random.sample(engines, min(_NUM_ASKED, len(engines)))
     until = loop.time() + timeout_seconds
-    async with _open_session(tls) as session:
+    async with transport.open_session() as session:
         for number, address in enumerate(tried):
             seconds = max(0.001, (until - loop.time()) / (len(tried) - number))
             try:
-                page = await _fetch(session, tls, hold, address, path, seconds, max_bytes)
+                page = await _fetch(session, transport, hold, address, path, seconds, max_bytes)
             except NoMemory:
                 raise build_memory_full() from None
             if page is not None and (page.status == 200 or (takes_refusals and 400 <= page.status < 500)):
@@ -159,7 +160,7 @@ async def fetch(
     timeout_seconds: float,
     max_bytes: int = MAX_BYTES,
     *,
-    tls: EngineTls | None = None,
+    transport: Transport = PLAIN,
 ) -> dict[str, EnginePage | None]:
     """Fetch a page from each engine (`host:port`), from _MAX_AT_ONCE at a time. All together have `timeout_seconds`.
 
@@ -168,12 +169,12 @@ async def fetch(
     if not addresses:
         return {}
     pages, remaining = dict[str, EnginePage | None](), iter(addresses)
-    async with _open_session(tls) as session:
+    async with transport.open_session() as session:
 
         async def go_on() -> None:
             for address in remaining:
                 with contextlib.suppress(NoMemory):
-                    pages[address] = await _fetch(session, tls, hold, address, path, timeout_seconds, max_bytes)
+                    pages[address] = await _fetch(session, transport, hold, address, path, timeout_seconds, max_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -181,18 +182,9 @@ async def fetch(
     return {address: pages.get(address) for address in addresses}
 
 
-def _open_session(tls: EngineTls | None) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=Connector() if tls is None else tls.connector,
-        connector_owner=tls is None,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-    )
-
-
 async def _fetch(
     session: aiohttp.ClientSession,
-    tls: EngineTls | None,
+    transport: Transport,
     hold: Hold,
     address: str,
     path: str,
@@ -201,8 +193,8 @@ async def _fetch(
 ) -> EnginePage | None:
     """Fetch a page from one engine. Raises NoMemory."""
     service, timeout = hold.owner.service, aiohttp.ClientTimeout(total=timeout_seconds)
-    options = {"headers": {"Host": find_host(service, address)}, **build_options(tls, service, address)}
-    url = build_url(tls, address, path)
+    options = {"headers": {"Host": find_host(service, address)}, **transport.build_options(service, address)}
+    url = transport.build_url(address, path)
     try:
         async with session.get(url, allow_redirects=False, timeout=timeout, **options) as response:
             body = await read_answer(response.content, max_bytes, hold.reserve)

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import aiohttp
 
 from conveyor_gateway.capacity.ledger import Hold
-from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
+from conveyor_gateway.engines.connection import PARSED_BYTES
 from conveyor_gateway.engines.exchange import (
     EngineAnswer,
     EngineBroke,
@@ -28,7 +28,7 @@ from conveyor_gateway.engines.exchange import (
     describe,
 )
 from conveyor_gateway.engines.headers import find_host
-from conveyor_gateway.engines.tls import EngineTls, build_options, build_url
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.usage import MAX_REPORT_BYTES, parse_usage
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import PLACE_PATH, USAGE_PATH
@@ -55,14 +55,12 @@ _PIECE_BYTES: Final = 256 << 10  # of a request's body
 
 
 class EngineSession:
-    """Connections to all engines. tls: None for plain HTTP."""
+    """Connections to all engines."""
 
-    def __init__(self, tls: EngineTls | None = None) -> None:
-        self._tls = tls
-        self._session = aiohttp.ClientSession(
-            connector=Connector() if tls is None else tls.connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
+    def __init__(self, transport: Transport = PLAIN) -> None:
+        self._transport = transport
+        self._session = transport.open_session(
+            connector_owner=True,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             read_bufsize=PARSED_BYTES,
         )
@@ -85,8 +83,8 @@ class EngineSession:
         self, hold: Hold, method: str, address: str, headers: dict[str, str], seconds: float | None = None
     ) -> bool:
         hold.check()
-        service, url = hold.owner.service, build_url(self._tls, address, PLACE_PATH)
-        options = build_options(self._tls, service, address)
+        service, url = hold.owner.service, self._transport.build_url(address, PLACE_PATH)
+        options = self._transport.build_options(service, address)
         try:
             response = await self._session.request(
                 method,
@@ -106,11 +104,11 @@ class EngineSession:
         hold.check()
         try:
             async with self._session.get(
-                build_url(self._tls, address, f"{USAGE_PATH}?key={key}"),
+                self._transport.build_url(address, f"{USAGE_PATH}?key={key}"),
                 headers={"Host": find_host(hold.owner.service, address)},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
-                **build_options(self._tls, hold.owner.service, address),
+                **self._transport.build_options(hold.owner.service, address),
             ) as response:
                 return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES, hold.reserve)))
         except (AnswerTooLong, NoMemory, aiohttp.ClientError, OSError, TimeoutError):
@@ -145,12 +143,12 @@ class EngineSession:
         try:
             return await self._session.request(
                 "POST",
-                build_url(self._tls, address, request.path),
+                self._transport.build_url(address, request.path),
                 headers=request.headers,
                 data=_payload(request),
                 allow_redirects=False,
                 timeout=_limit_connecting(connect_seconds),
-                **build_options(self._tls, request.hold.owner.service, address),
+                **self._transport.build_options(request.hold.owner.service, address),
             )
         except aiohttp.ConnectionTimeoutError as error:
             had_its_time = connect_seconds >= _CONNECT_SECONDS

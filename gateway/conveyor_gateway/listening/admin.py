@@ -18,7 +18,7 @@ from conveyor_api.names import (
 )
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import Transport
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.pages.activity import read_activity
 from conveyor_gateway.pages.adapters import read_adapters
@@ -45,9 +45,9 @@ class AdminApp:
         book: UsageBook,
         receipts: Receipts,
         ledger: Ledger,
-        tls: EngineTls | None,
+        transport: Transport,
     ) -> None:
-        self._tls = tls
+        self._transport = transport
         self._catalog = catalog
         self._ledger = ledger
         self._queues = queues
@@ -85,7 +85,9 @@ class AdminApp:
         only = request.query.get("service")
         if only is None:
             return await send_pieces(request, "application/json", encode_demand(self._queues))
-        return build_json(await read_demand(self._queues, self._ledger, only, self._tls), find_request_id(request))
+        return build_json(
+            await read_demand(self._queues, self._ledger, only, self._transport), find_request_id(request)
+        )
 
     async def _send_activity(self, request: BaseRequest) -> Response:
         self._check_synced()
@@ -95,13 +97,13 @@ class AdminApp:
         self._check_synced()
         service, pod = (request.query.get(key, "") for key in ("service", "pod"))
         return build_json(
-            await read_start(self._catalog, self._ledger, service, pod, self._tls), find_request_id(request)
+            await read_start(self._catalog, self._ledger, service, pod, self._transport), find_request_id(request)
         )
 
     async def _send_adapters(self, request: BaseRequest) -> Response:
         self._check_synced()
         service = request.query.get("service", "")
-        page = await read_adapters(self._catalog, self._ledger, service, self._tls)
+        page = await read_adapters(self._catalog, self._ledger, service, self._transport)
         return build_json(page, find_request_id(request))
 
     async def _send_usage(self, request: BaseRequest) -> Response:

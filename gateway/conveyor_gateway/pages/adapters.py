@@ -12,7 +12,7 @@ import msgspec
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import EnginePage, fetch
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.engine_pages import ADAPTERS_PATH, AdapterState, AdapterStates
 from conveyor_protocol.pages import AdapterCounts, Adapters
@@ -21,11 +21,13 @@ _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
 _ENGINE_BYTES_MAX: Final = 512 << 10  # 1,000 adapters
 
 
-async def read_adapters(catalog: Catalog, ledger: Ledger, service: str, tls: EngineTls | None = None) -> Adapters:
+async def read_adapters(catalog: Catalog, ledger: Ledger, service: str, transport: Transport = PLAIN) -> Adapters:
     """Return the counts of each adapter that the service has now. An engine that does not answer is left out."""
     known = catalog.directory.services.get(service)
     with ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
-        pages = await fetch(hold, catalog.engines(service), ADAPTERS_PATH, _ENGINE_SECONDS, _ENGINE_BYTES_MAX, tls=tls)
+        pages = await fetch(
+            hold, catalog.engines(service), ADAPTERS_PATH, _ENGINE_SECONDS, _ENGINE_BYTES_MAX, transport=transport
+        )
     found: dict[str, dict[str, list[AdapterState]]] = {name: {} for name in (known.adapters if known else ())}
     for states in map(_parse, pages.values()):
         for name, state in states.items():

@@ -21,7 +21,7 @@ from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import fetch_loads
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.pages import ClassDemand, Demand, EngineDemand, Replicas, ServiceDemand
 
@@ -40,13 +40,13 @@ def encode_demand(queues: Queues) -> Iterator[bytes]:
     yield b"}}"
 
 
-async def read_demand(queues: Queues, ledger: Ledger, only: str, tls: EngineTls | None = None) -> Demand:
+async def read_demand(queues: Queues, ledger: Ledger, only: str, transport: Transport = PLAIN) -> Demand:
     """Return the current counts of the service `only`; of none if it is unknown."""
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only].engines
         with ledger.hold_bytes(Owner(only.partition("/")[0], only, "")) as hold:
-            loads = await fetch_loads(hold, engines, _ENGINE_SECONDS, tls)
+            loads = await fetch_loads(hold, engines, _ENGINE_SECONDS, transport)
         for address, load in loads.items():
             engines[address] = structs.replace(
                 engines[address], waiting=load.waiting, carried=load.carried, limit_reason=load.limit_reason

@@ -9,7 +9,7 @@ from typing import Final
 from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.capacity.parts import Owner
 from conveyor_gateway.engines.fetching import fetch, parse_load
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.engine_pages import LOAD_PATH
@@ -18,11 +18,11 @@ from conveyor_protocol.pages import Start
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
 
 
-async def read_start(catalog: Catalog, ledger: Ledger, service: str, pod: str, tls: EngineTls | None = None) -> Start:
+async def read_start(catalog: Catalog, ledger: Ledger, service: str, pod: str, transport: Transport = PLAIN) -> Start:
     """Return how the engine started. Raises GatewayError if this gateway does not know the engine, or gets no page."""
     address = catalog.find_engine(service, pod)
     with ledger.hold_bytes(Owner(service.partition("/")[0], service, "")) as hold:
-        pages = await fetch(hold, [address] if address else [], LOAD_PATH, _ENGINE_SECONDS, tls=tls)
+        pages = await fetch(hold, [address] if address else [], LOAD_PATH, _ENGINE_SECONDS, transport=transport)
     page = pages.get(address) if address else None
     if page is None:
         raise GatewayError(f"no ready engine of {service} in pod {pod} responds", Code.NO_ENGINE)

@@ -13,12 +13,14 @@ from conveyor_api.queue import Queue, RequestClass
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import EffectiveStatus, QueueClassStatus
+from conveyor_kube.issuer import Issuer
 from conveyor_operator.inferenceservice.check import judge_check
 from conveyor_operator.inferenceservice.gap import find_gap_end
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.adapters import build_adapter_list
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
+from conveyor_operator.inferenceservice.manifests.callers import build_callers, with_callers
 from conveyor_operator.inferenceservice.manifests.check import build_check
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
 from conveyor_operator.inferenceservice.manifests.deployment import build_deployment, build_restored
@@ -88,6 +90,7 @@ def build_desired(
     serves_keda: bool | None = True,
     claim_modes: ClaimModes | None = None,
     former_template: Object | None = None,
+    issuer: Issuer | None = None,
 ) -> Desired:
     """Build the desired children from the spec.
 
@@ -95,7 +98,7 @@ def build_desired(
     upgrade of Conveyor. It also reads the state on which the rollout parameters depend if the spec does not set them.
     from_profile: paths of the fields that a profile has filled. serves_keda: if not True, no ScaledObject is built.
     claim_modes: as for `plan_rollout`. former_template: the pod template to restore if the rollout has failed for good;
-    None if it was not read yet.
+    None if it was not read yet. issuer: of the tokens that engines accept; None: engines answer everyone.
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid, spec.metadata)
@@ -104,6 +107,9 @@ def build_desired(
     has_tls = bool(settings.engine_tls_secret)  # of the engines, and then of the gateway
     if has_tls:
         template = with_tls(template, settings.engine_tls_secret, spec.runtime)
+    issuer = issuer if spec.runtime == "Conveyor" else None  # vLLM verifies no tokens
+    if issuer is not None:
+        template = with_callers(template, owner)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
@@ -132,6 +138,9 @@ def build_desired(
     ]
     if spec.adapters:
         children.append(build_adapter_list(owner, spec))
+    if issuer is not None:
+        gateways = f"{settings.system_namespace}/{settings.gateway_account}"
+        children.append(build_callers(owner, gateways, issuer))
     if check_job is not None:
         children.append(check_job)
     if settings.network_policies:

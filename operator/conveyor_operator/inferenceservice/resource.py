@@ -12,6 +12,7 @@ from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import InferenceServiceStatus
+from conveyor_kube.issuer import Issuer
 from conveyor_operator.activity.adapter_states import Counts
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.warm_ups import ReportWarmUp
@@ -68,6 +69,10 @@ class Sources(Protocol):
         """Return the state of the claim of the service's name."""
         ...
 
+    def read_issuer(self) -> Issuer | None:
+        """Return the issuer of the tokens that engines accept; None if engines answer everyone."""
+        ...
+
 
 class InferenceServices:
     """A `loop.resource.Resource`."""
@@ -114,7 +119,7 @@ class InferenceServices:
 
         def desire(observed: Observed, former_template: Object | None) -> Desired:
             given = (service, self._settings, observed, starts, now, from_profile, snapshot.serves_keda)
-            return build_desired(*given, memory.claim_modes, former_template)
+            return build_desired(*given, memory.claim_modes, former_template, sources.read_issuer())
 
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desire, observed, memory, snapshot, url, previous)

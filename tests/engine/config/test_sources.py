@@ -53,7 +53,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "workload_input_tokens": Lengths(20, 30), "workload_output_tokens": Lengths(1, 2),
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "tls_folder": "/t",
-        "media_hosts": ("a.example", "b.example:8443"), "padding": "real",
+        "callers_file": "/c.json", "media_hosts": ("a.example", "b.example:8443"), "padding": "real",
         "tensor_parallel_size": 1, "num_threads": 2, "log_format": "json", "warmup": False,
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]

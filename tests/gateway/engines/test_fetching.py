@@ -13,7 +13,7 @@ from tests.gateway.engine_servers import answering, refusing_address, running_en
 from conveyor_gateway.engines import fetching
 from conveyor_gateway.engines.fetching import EnginePage, fetch, fetch_loads
 from conveyor_gateway.engines.session import EngineSession
-from conveyor_gateway.engines.tls import EngineTls
+from conveyor_gateway.engines.transport import EngineTls, Transport
 from conveyor_protocol.engine_pages import ReportedLoad
 from e2e.cluster.certificates import Authority
 
@@ -53,10 +53,10 @@ async def test_pages_and_requests_over_tls_share_connections(tmp_path: Path) -> 
     await runner.setup()
     site = web.TCPSite(runner, own_address(), 0, ssl_context=context)
     await site.start()
-    address, tls = f"{own_address()}:{runner.addresses[0][1]}", EngineTls(authority.certificate)
-    session = EngineSession(tls)
+    address, transport = f"{own_address()}:{runner.addresses[0][1]}", Transport(EngineTls(authority.certificate))
+    session = EngineSession(transport)
     for _ in range(3):
-        assert await fetch_loads(make_hold(), [address], 5, tls) == {address: ReportedLoad(waiting=3)}
+        assert await fetch_loads(make_hold(), [address], 5, transport) == {address: ReportedLoad(waiting=3)}
     await session.give_place_back(make_hold(), address)
     await session.close()
     await runner.cleanup()

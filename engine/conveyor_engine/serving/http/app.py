@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import msgspec
 from fastapi import FastAPI
@@ -136,8 +137,10 @@ class _Envelope:
                 self._state.metrics.count_response(_route(scope["path"]), scope["method"], message["status"])
             await send(message)
 
-        with self._state.usage.reporting(scope) as report:
-            await self._app(scope, receive, send_with_headers)
+        callers, usage = self._state.callers, self._state.usage
+        refusal = None if callers is None else callers.refuse(scope)
+        with usage.reporting(scope) if refusal is None else nullcontext() as report:
+            await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
 
     def _describe_load(self, load_format: str) -> bytes:
         """Return the load as an ORCA report in vLLM's format."""

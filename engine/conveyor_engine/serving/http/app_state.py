@@ -8,6 +8,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import Unavailable
 from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_engine.serving.engine_client import EngineClient
+from conveyor_engine.serving.http.callers import Callers
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.media import MediaFetcher
@@ -31,6 +32,7 @@ class AppState:
     usage: UsageReports
     created: int  # Unix seconds
     adapters: AdapterFile | None = None  # those that may come and go
+    callers: Callers | None = None  # who may use the engine; None: everyone
 
 
 def app_state(request: Request) -> AppState:

@@ -17,7 +17,7 @@ class Network:
 
 
 def build_network_policy(owner: Owner, network: Network) -> Object:
-    """Return a policy that only admits gateways and Prometheus' namespaces, as engines do not authenticate clients.
+    """Return a policy that only admits gateways and Prometheus' namespaces. By default engines authenticate nobody.
 
     Egress is not restricted.
     """
