@@ -168,7 +168,8 @@ class RunningBatch:
         """
         step = self._steps.pop(number)
         wanted = step.undo()
-        self.preempt_readers(step.orphaned)
+        late = [work.request for work in wanted if work.sits_out]  # the halves do not write their last tokens
+        self.preempt_readers(step.orphaned.union(*(self._tables.unschedule(r, r.num_scheduled_tokens) for r in late)))
         for works in halves(wanted):
             half = self.new_step()
             half.planned_at = step.planned_at

@@ -1,7 +1,20 @@
 """Tests results that arrive a step late: what is planned before them, and which of them are no longer wanted."""
 
-from tests.engine.builders import EOS, make_request, make_scheduler, names_of, result_of, run_all, work_of
+from tests.engine.builders import (
+    EOS,
+    AtOnce,
+    PretendedMasks,
+    PretendedModel,
+    TardySumModThree,
+    make_request,
+    make_scheduler,
+    names_of,
+    result_of,
+    run_all,
+    work_of,
+)
 
+from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason
 from conveyor_engine.wire.step import StepPlan
@@ -123,3 +136,22 @@ def test_who_shares_a_prefix_with_one_that_left_before_it_was_written_starts_ane
     assert works == [], "nobody else computes what they count on"
     assert names_of(scheduler.waiting) == ["b", "c", "d"]
     assert work_of(scheduler, planned(scheduler)) == {"b": 13, "c": 1, "d": 4}
+
+
+def test_a_prefix_whose_last_token_was_left_out_of_a_repeated_step_is_not_shared() -> None:
+    """Its mask was late, so it sat out the step that failed, and the halves of this step did not write its key."""
+    masks = PretendedMasks()
+    late = TardySumModThree(masks, [1000], 1000)
+    scheduler = make_scheduler(constrain=lambda each: late if each.request_id == "a" else None, masks=masks)
+    model = PretendedModel(block_size=4)
+    overlap = Overlap(model, AtOnce(), 1)
+    scheduler.add_request(make_request("a", 8))
+    model.memory_tokens = 7
+    overlap.step(scheduler, scheduler.schedule(0.0))
+    overlap.step(scheduler, None)
+    assert scheduler.running[0].num_computed_tokens == 7, "the step has failed, and was run again"
+    model.memory_tokens = 100
+    scheduler.add_request(make_request("b", 9))
+    while "b" in scheduler.requests:
+        overlap.step(scheduler, scheduler.schedule(0.0))
+    assert not model.wrong
