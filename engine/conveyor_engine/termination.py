@@ -98,13 +98,18 @@ def _find_quantization(model: Path) -> str | None:
 
 
 def _list_weights(model: Path) -> list[Path]:
-    """Return the files with weights: those of an index, or all, also in the folders of a pipeline."""
+    """Return the files with weights: those of an index, or `model.safetensors`, or all; also in folders of parts.
+
+    Mistral's repositories have the same weights again in `consolidated.safetensors`.
+    """
     try:
         names = read_weight_names(model, "model.safetensors.index.json")
     except ModelError:
         return []  # the engine will report the error
-    found = (*model.glob("*.safetensors"), *model.glob("*/*.safetensors"))
-    return list(found) if names is None else [model / name for name in names]
+    if names is not None:
+        return [model / name for name in names]
+    whole = model / "model.safetensors"
+    return [*([whole] if whole.is_file() else model.glob("*.safetensors")), *model.glob("*/*.safetensors")]
 
 
 def _first_position(config: dict[str, Any]) -> int:

@@ -82,6 +82,7 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (["model.safetensors"], None),
         (["unet/model.safetensors"], None),
+        (["model.safetensors", "consolidated.safetensors"], None),
         (["part.safetensors", "other.safetensors"], {"a": "part.safetensors", "b": "part.safetensors"}),
     ],
 )
