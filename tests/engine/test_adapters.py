@@ -65,6 +65,20 @@ def test_the_adapters_change_the_answers(adapted: Callable[[str], Adapted]) -> N
         assert all(len({tuple(answer) for answer in of_prompt}) == 4 for of_prompt in of_prompts)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rows_over_rounded_weights_get_what_they_would_get_alone(tmp_path: Path, quantization: str) -> None:
+    adapted = Adapted(Reference("qwen3", tmp_path / "model", hidden_size=64), tmp_path)
+    settings = {"quantization": quantization, "attention_backend": "native", "max_num_batched_tokens": 512}
+    for number in range(4):
+        alone = adapted.reference.make_core(adapters=adapted.sources[:number][-1:], max_num_seqs=1, **settings)
+        for prompt, token_ids in enumerate(adapted.reference.prompts):
+            add(alone, f"{prompt}", token_ids, min(number, 1))
+        outputs = run(alone)
+        adapted.answers[number] = [tokens_of(outputs[f"{prompt}"]) for prompt in range(len(outputs))]
+    assert all(len({*map(tuple, of_prompt)}) == 4 for of_prompt in zip(*adapted.answers, strict=True))
+    adapted.expect(adapted.make_core(max_num_seqs=8, **settings))
+
+
 @pytest.mark.parametrize("mode", ["continuous", "static", pytest.param("none", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "backend"), BACKENDS)
 def test_each_row_uses_its_own_adapter(adapted: Callable[[str], Adapted], kind: str, backend: str, mode: str) -> None:

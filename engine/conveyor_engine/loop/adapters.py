@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from conveyor_engine.cgroup import free_memory_bytes
 from conveyor_engine.errors import ModelError, explain_crash
 from conveyor_engine.loop.executor import AdapterCopy, TakesAdapters
 from conveyor_engine.scheduling.adapter_slots import AdapterSlots
@@ -201,7 +200,7 @@ class Adapters:
         """Keep the copy, and drop others that have not been used for long if all would take too much memory."""
         self._copies[number] = copy
         held = sum(each.num_bytes for each in self._copies.values())
-        most = (free_memory_bytes() + held) // _COPIES_SHARE
+        most = (self._executor.count_free_bytes() + held) // _COPIES_SHARE
         while held > most and len(self._copies) > 1:
             held -= self._copies.popitem(last=False)[1].num_bytes
 
@@ -222,12 +221,10 @@ class Adapters:
             self._end_loading(number, now)
 
     def _make_room(self, number: int) -> bool:
-        """Unload an adapter that no request uses, so that another one that requests wait for may fit."""
-        in_use = {each.adapter for each in self._scheduler.requests.values()}
-        idle = next((each for each in self._slots if each not in in_use), None)
-        if idle is None or number not in self._usable:
+        """Let an adapter that requests wait for take the place of another one. Returns False if there is none."""
+        if not self._is_in_use(number) or not len(self._slots):
             return False
-        self._free_slot(idle)
+        self._slots.limit = len(self._slots)
         self._slots.misses = True
         return True
 

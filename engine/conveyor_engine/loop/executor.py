@@ -75,6 +75,10 @@ class AdapterCopy(Protocol):
 class TakesAdapters(Protocol):
     """What an executor also does if its task has adapters."""
 
+    def count_free_bytes(self) -> int:
+        """Return the host's free memory that no step needs."""
+        ...
+
     def read_adapter(self, name: str, directory: str) -> AdapterCopy:
         """Read a LoRA adapter's files. This may take long, and runs in another thread than the steps.
 

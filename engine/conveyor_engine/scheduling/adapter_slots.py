@@ -22,7 +22,9 @@ class AdapterSlots:
 
     def __init__(self, num_slots: int, num_fixed: int) -> None:
         """num_fixed: adapters with the numbers from 1 on are always on the device, and take no slots."""
-        self.num_slots = num_slots
+        self._num_slots = num_slots
+        self.limit = num_slots
+        """The number of slots until the next `put`. It is lower if memory has no room for another adapter."""
         self.misses = False
         """Whether a waiting request was passed over since this was last set to False."""
         self._num_fixed = num_fixed
@@ -40,7 +42,7 @@ class AdapterSlots:
 
     @property
     def has_free(self) -> bool:
-        return len(self._held) < self.num_slots
+        return len(self._held) < self.limit
 
     def takes(self, adapter: int) -> bool:
         """Return whether a request with this adapter may be admitted."""
@@ -58,6 +60,7 @@ class AdapterSlots:
     def put(self, adapter: int) -> None:
         """Give a free slot to an adapter that is loaded now."""
         self._held[adapter] = None
+        self.limit = self._num_slots
 
     def free(self, adapter: int) -> None:
         """Free an adapter's slot, if it has one."""
@@ -69,7 +72,7 @@ class AdapterSlots:
 
         waiting: the adapters of the waiting requests, in the queue's order.
         """
-        claims = list(islice(self._distinct(islice(waiting, _LOOKED_AT * self.num_slots)), self.num_slots))
+        claims = list(islice(self._distinct(islice(waiting, _LOOKED_AT * self.limit)), self.limit))
         return claims, [adapter for adapter in claims if adapter not in self._held]
 
     def _distinct(self, adapters: Iterable[int]) -> Iterator[int]:
@@ -85,7 +88,7 @@ class AdapterSlots:
         Closes as many adapters as are needed for the others. in_use: the adapters of admitted requests.
         """
         idle = [each for each in self._held if each not in in_use and each not in claims]
-        num_needed = max(0, len(wanted) - len(idle) - max(0, self.num_slots - len(self._held)))
+        num_needed = max(0, len(wanted) - len(idle) - max(0, self.limit - len(self._held)))
         busy = [each for each in self._held if each in in_use and each not in claims and each not in self._closed]
         self._closed = [*self._closed, *busy][:num_needed]
         if not wanted or self.has_free:

@@ -1,36 +1,30 @@
 """Follows the file of the setting `adapters_file`: downloads, loads and unloads adapters while the engine serves.
 
 Created by `server`. Each adapter has a task of its own, so that one that cannot be fetched or loaded delays no other.
-A download is the command `fetch` in another process, with its limits and its reasons. An adapter with a new source
+`adapter_downloads` downloads them, with the limits and the reasons of the command `fetch`. An adapter with a new source
 replaces the old one when it is loaded. Until then, and if it fails, the old one answers.
 """
 
 import asyncio
-import contextlib
 import itertools
-import json
 import logging
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from conveyor_engine.config.kinds import ADAPTERS_MAX
 from conveyor_engine.errors import ModelError, explain_crash
 from conveyor_engine.fetching.downloads import list_downloads, remove_download
+from conveyor_engine.serving.adapter_downloads import AdapterDownloads
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.wire.worker import ServedAdapter
 from conveyor_process.log import quote
 from conveyor_protocol.engine_pages import AdapterState
-from conveyor_protocol.failure_reasons import FailureReason
 
 _POLL_SECONDS: Final = 1.0  # the kubelet replaces a symbolic link, for which a watch on the file gets no event
-_DOWNLOADS_MAX: Final = 2
 _PREPARING_SECONDS: Final = 60.0  # longer than a worker takes to prepare a request
 _FIRST_WAIT_SECONDS: Final = 10.0  # before another attempt; doubled after each
 _WAIT_SECONDS_MAX: Final = 300.0
@@ -45,6 +39,13 @@ class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     directory: Annotated[str, msgspec.Meta(max_length=1024)]
     uri: str = ""
+
+
+class _Retired(NamedTuple):
+    """An adapter that was removed or replaced. Its files stay until no open request has it."""
+
+    directory: str
+    preparing_until: float  # when no request that has selected it is with a worker any more
 
 
 class AdapterFile:
@@ -62,11 +63,11 @@ class AdapterFile:
         self._numbers = itertools.count(len(served) + 1)
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
+        self._downloads = AdapterDownloads()
         self._running: dict[asyncio.Task[None], str] = {}  # downloads and loads, and their directories
         self._removable: set[str] = set() if self._folder is None else {*map(str, list_downloads(self._folder))}
         self._states: dict[str, AdapterState] = {}
-        self._retired: dict[int, float] = {}  # numbers that no new request selects, and when they may be unloaded
+        self._retired: dict[int, _Retired] = {}  # by number: those that no new request selects
         self._is_settled = False
         self._refused = ""
 
@@ -148,21 +149,21 @@ class AdapterFile:
     def _remove(self, name: str) -> None:
         self._cancel(name)
         del self._sources[name], self._states[name]
-        self._retire(self._served.pop(name).number)
+        self._retire(self._served.pop(name))
         _log.info("event=adapter_removed adapter=%s", name)
 
     def _cancel(self, name: str) -> None:
         if (task := self._tasks.pop(name, None)) is not None:
             task.cancel()
 
-    def _retire(self, number: int) -> None:
-        """Unload the adapter when no request that has selected it is on its way to the engine any more."""
-        if number:
-            self._retired[number] = time.monotonic() + _PREPARING_SECONDS
+    def _retire(self, adapter: ServedAdapter) -> None:
+        """Unload the adapter when no request has it any more. Until then, its files may be read again."""
+        if adapter.number:
+            self._retired[adapter.number] = _Retired(adapter.directory, time.monotonic() + _PREPARING_SECONDS)
 
     def _unload(self) -> None:
-        for number, until in list(self._retired.items()):
-            if time.monotonic() >= until and not self._engine.has_unsent(number):
+        for number, retired in list(self._retired.items()):
+            if time.monotonic() >= retired.preparing_until and not self._engine.has_requests(number):
                 del self._retired[number]
                 self._engine.unload_adapter(number)
 
@@ -172,6 +173,7 @@ class AdapterFile:
             return
         used = {*self._running.values()}
         used |= {each.directory for each in self._sources.values()} | {each.directory for each in self._served.values()}
+        used |= {each.directory for each in self._retired.values()}
         for directory in sorted(self._removable - used):
             if not any(Path(each).is_relative_to(directory) for each in used):
                 self._removable.discard(directory)
@@ -184,8 +186,7 @@ class AdapterFile:
         for wait_seconds in _waits():
             try:
                 if source.uri:
-                    async with self._downloads:
-                        await _fetch(name, source)
+                    await self._downloads.fetch(name, source.uri, source.directory)
                 await asyncio.shield(self._start(self._load(name, source), source.directory))
             except Exception as error:
                 self._fail(name, source, error)
@@ -219,9 +220,9 @@ class AdapterFile:
         number = next(self._numbers)
         await self._engine.load_adapter(number, name, source.directory)
         if self._sources.get(name) != source:  # the file has changed meanwhile
-            self._retire(number)
+            self._retire(ServedAdapter(number, source.directory))
             return
-        old, self._served[name] = self._served[name].number, ServedAdapter(number, source.directory)
+        old, self._served[name] = self._served[name], ServedAdapter(number, source.directory)
         self._states[name] = AdapterState(source.directory, "Ready", serves=True)
         self._retire(old)
         _log.info("event=adapter_loaded adapter=%s number=%d directory=%s", name, number, quote(source.directory))
@@ -232,33 +233,3 @@ def _waits() -> Iterator[float]:
     while True:
         yield wait
         wait = min(2 * wait, _WAIT_SECONDS_MAX)
-
-
-async def _fetch(name: str, source: _Source) -> None:
-    """Run `fetch` in a process of its own, which ends with this call. Raises ModelError."""
-    with tempfile.TemporaryDirectory() as folder:
-        termination = Path(folder) / "termination"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "conveyor_engine", "fetch",
-            "--uri", source.uri, "--target", source.directory, "--adapter", name,
-            env={**os.environ, "TERMINATION_LOG": str(termination), "HF_HUB_OFFLINE": "0"},
-            stdin=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            code = await process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise
-        if code:
-            raise _explain(name, code, termination)
-
-
-def _explain(name: str, code: int, termination: Path) -> ModelError:
-    try:
-        said = json.loads(termination.read_text())
-        return ModelError(said["message"], reason=FailureReason(said["reason"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        message = f"adapter {name}: its download ended with exit code {code}"
-        return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

@@ -186,7 +186,9 @@ class EngineClient:
         first = _fitting(parts, 0, self._num_at_engine_max)
         self._check_admission(sum(len(part.num_tokens_of) for part in first), sum(num_tokens_of.values()))
         self._held.add(num_tokens_of)
-        generation = Generation(list(num_tokens_of), timeout_seconds, self.abort, self._turns, follow)
+        generation = Generation(
+            list(num_tokens_of), timeout_seconds, self.abort, self._turns, follow, adapter=parts[0].adapter
+        )
         for request_id in num_tokens_of:
             self._generations[request_id] = generation
         if place_condition is not None:
@@ -266,9 +268,9 @@ class EngineClient:
         self._process.send(LoadAdapter(number, name, directory))
         await loaded
 
-    def has_unsent(self, adapter: int) -> bool:
-        """Return whether an open request has parts with this adapter that the engine does not have yet."""
-        return any(part.adapter == adapter for each in self._generations.values() for part in each.unsent)
+    def has_requests(self, adapter: int) -> bool:
+        """Return whether an open request has this adapter."""
+        return any(each.adapter == adapter for each in self._generations.values())
 
     def unload_adapter(self, number: int) -> None:
         """Unload an adapter. Requests at the engine go on; later ones are refused."""

@@ -56,13 +56,14 @@ class Generation:
         abort: Callable[[list[str]], None],
         turns: ReadTurns,
         follow: Callable[[RequestOutput], Part | None] = lambda _: None,
+        adapter: int = 0,
     ) -> None:
         """After the timeout, open requests end with DEADLINE. abort: ends the requests with these ids in the engine.
 
         follow: called with each output before it is read. For a request's last output, it returns the part that
-        continues the request, or None.
+        continues the request, or None. adapter: of all parts.
         """
-        self.follow = follow
+        self.follow, self.adapter = follow, adapter
         self.request_ids = request_ids
         self.turns = turns
         self._abort = abort

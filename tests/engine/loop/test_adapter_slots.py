@@ -32,16 +32,20 @@ class Copy(NamedTuple):
 
 
 class Device(PretendedModel):
-    """Has at most `num_slots` adapters, which take some layers each. Fails if a row uses another one."""
+    """Has at most `num_slots` adapters, and memory for `room` of them. Fails if a row uses another one."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, free_bytes: int) -> None:
         super().__init__(block_size=4)
-        self.num_slots = num_slots
+        self.num_slots = self.room = num_slots
+        self.free_bytes = free_bytes
         self.loaded: set[int] = set()
         self.num_loads = 0
         self.of_row: dict[int, int] = {}
         self.lost: set[str] = set()  # directories
         self.signature = "first"
+
+    def count_free_bytes(self) -> int:
+        return self.free_bytes
 
     def read_adapter(self, name: str, directory: str) -> Copy:
         if directory in self.lost:
@@ -50,6 +54,8 @@ class Device(PretendedModel):
 
     def load_adapter(self, number: int, copy: Copy) -> Iterator[None]:
         yield
+        if len(self.loaded) >= self.room:
+            raise ModelError("no room", reason=FailureReason.OUT_OF_MEMORY)
         self.loaded.add(number)
         self.num_loads += 1
         assert len(self.loaded) <= self.num_slots
@@ -68,8 +74,8 @@ class Device(PretendedModel):
 class Engine:
     """A scheduler and its adapters. `turn` is a turn of the engine's loop."""
 
-    def __init__(self, num_slots: int, num_adapters: int, **changes: Any) -> None:
-        self.device = Device(num_slots)
+    def __init__(self, num_slots: int, num_adapters: int, *, free_bytes: int = 1 << 40, **changes: Any) -> None:
+        self.device, self.num_slots = Device(num_slots, free_bytes), num_slots
         self.slots = AdapterSlots(num_slots, 0)
         sizes = {"num_kv_blocks": 400, "max_num_seqs": 64, "max_num_batched_tokens": 512}
         changes = sizes | {"max_num_queued_requests": 10_000} | changes
@@ -93,8 +99,8 @@ class Engine:
         request = make_request(name, 3, max_tokens=max_tokens, adapter=adapter, arrival_time=self.now)
         self.scheduler.add_request(request)
         ahead = len({each.adapter for each in self.scheduler.waiting.in_order()})
-        rounds = -(-ahead // self.slots.num_slots)
-        self.waits[name] = self.num_turns, rounds * (LONGEST + 2 * self.slots.num_slots + 3)
+        rounds = -(-ahead // self.num_slots)
+        self.waits[name] = self.num_turns, rounds * (LONGEST + 2 * self.num_slots + 3)
         return name
 
     def turn(self) -> None:
@@ -161,15 +167,19 @@ def test_popular_adapters_do_not_keep_the_slots(num_slots: int) -> None:
     sent=st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=5, max_size=40),
     num_kv_blocks=st.sampled_from((12, 20, 400)),
     removed=st.integers(0, 6),
+    room=st.integers(1, 3),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed(
-    num_slots: int, mode: str, sent: Sequence[Sequence[int]], num_kv_blocks: int, removed: int
+def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed_or_memory_is_short(
+    num_slots: int, mode: str, sent: Sequence[Sequence[int]], num_kv_blocks: int, removed: int, room: int
 ) -> None:
     window = 3.0 if mode in ("static", "dynamic") else None
     changes = {"max_num_seqs": 1 if mode == "none" else 4, "max_num_batched_tokens": 16}
     engine = Engine(num_slots, 6, mode=mode, batching_window_seconds=window, num_kv_blocks=num_kv_blocks, **changes)
     engine._check_waits = lambda: None  # type: ignore[method-assign]  # rows and blocks are scarce
+    for number in [*engine.slots][room:]:
+        engine.adapters._free_slot(number)
+    engine.device.room = room
     for number, adapters in enumerate(sent):
         for adapter in adapters:
             if engine.adapters.has(adapter):
@@ -226,9 +236,33 @@ def test_the_adapter_that_was_not_used_for_the_longest_time_is_replaced() -> Non
     assert engine.device.num_loads == before + 1
 
 
-def test_files_that_are_gone_end_the_requests_that_wait_for_them_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)  # one copy is kept
-    engine = Engine(1, 3)
+def test_an_adapter_without_memory_waits_for_the_place_of_another_one() -> None:
+    engine = Engine(3, 4)
+    engine.adapters._free_slot(3)
+    engine.device.room = 2
+    names = [engine.send(adapter) for adapter in (1, 2)]
+    engine.turn()
+    names += [engine.send(adapter) for adapter in (3, 4, 1)]
+    engine.drain()
+    assert engine.ended == dict.fromkeys(names, FinishReason.LENGTH)
+    engine.device.room = 3
+    for adapter in (1, 2, 3):
+        engine.send(adapter)
+        engine.drain()
+    assert engine.device.loaded == {1, 2, 3}, "memory is tried again"
+
+
+def test_an_adapter_without_memory_fails_if_it_is_the_only_one() -> None:
+    engine = Engine(1, 2)
+    engine.device.room = 0
+    kept, lost = engine.send(1), engine.send(2)
+    engine.drain()
+    assert engine.ended == {kept: FinishReason.LENGTH, lost: FinishReason.ERROR}
+    assert engine.results[2:] == [AdapterFailed(2, FailureReason.OUT_OF_MEMORY, "no room")]
+
+
+def test_files_that_are_gone_end_the_requests_that_wait_for_them_and_no_other() -> None:
+    engine = Engine(1, 3, free_bytes=0)  # one copy is kept
     engine.device.lost = {"/2"}
     kept, lost, other = engine.send(1), engine.send(2), engine.send(3)
     engine.drain()
@@ -237,9 +271,8 @@ def test_files_that_are_gone_end_the_requests_that_wait_for_them_and_no_other(mo
     assert [engine.adapters.has(number) for number in (1, 2, 3)] == [True, False, True]
 
 
-def test_files_that_have_changed_are_not_loaded_under_the_old_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)
-    engine = Engine(1, 2)
+def test_files_that_have_changed_are_not_loaded_under_the_old_number() -> None:
+    engine = Engine(1, 2, free_bytes=0)
     engine.send(2)
     engine.drain()
     engine.device.signature = "second"
@@ -251,10 +284,10 @@ def test_files_that_have_changed_are_not_loaded_under_the_old_number(monkeypatch
     assert "put new files into a new folder" in failed.message
 
 
-def test_copies_take_a_share_of_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_a_share_of_the_host_s_memory() -> None:
     engine = Engine(1, 20)
     assert len(engine.adapters._copies) == 20
-    monkeypatch.setattr(loop_adapters, "free_memory_bytes", lambda: 0)
+    engine.device.free_bytes = 0
     engine.adapters.load(LoadAdapter(21, "new", "/21"))
     while engine.adapters.is_due:
         engine.turn()

@@ -233,19 +233,35 @@ def test_a_volume_that_hangs_delays_no_step_and_no_other_adapter(
     session.check()
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [
-    ("WEIGHTS_BYTES_MAX", 1000, "bytes, but at most 1000 are read"),
-    ("free_memory_bytes", lambda: 1000, "bytes, and twice as many are not free in memory"),
-])  # fmt: skip
-def test_a_file_that_is_too_large_is_not_read(
-    running: Running, monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
-) -> None:
-    session = running.open()
-    monkeypatch.setattr(adapter_files, name, value)
-    session.load(1, "1")
+def fail_to_read(session: Session) -> str:
+    session.load(9, "1")
     (failed,) = session.settle()
     assert isinstance(failed, AdapterFailed)
-    assert message in failed.message
+    return failed.message
+
+
+def test_a_file_that_is_too_large_is_not_read(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = running.open()
+    monkeypatch.setattr(adapter_files, "WEIGHTS_BYTES_MAX", 1000)
+    assert "bytes, but at most 1000 are read" in fail_to_read(session)
+
+
+def test_what_steps_need_later_is_not_free_for_files_and_copies(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = running.open(adapter_slots=1)
+    session.load(1, "1")
+    session.load(2, "2")
+    session.settle()
+    assert len(session.core.adapters._copies) == 2
+    session.core.executor._adapters.reserved_bytes = reserved_bytes = 1 << 30  # type: ignore[attr-defined]
+    num_bytes = (running.folder / "1" / "adapter_model.safetensors").stat().st_size
+    monkeypatch.setattr(cgroup, "free_memory_bytes", lambda: reserved_bytes + 3 * num_bytes)
+    session.load(3, "1")
+    assert session.settle() == [AdapterLoaded(3)]
+    assert list(session.core.adapters._copies) == [3]
+    monkeypatch.setattr(cgroup, "free_memory_bytes", lambda: reserved_bytes + 1000)
+    assert "bytes, and twice as many are not free in memory" in fail_to_read(session)
 
 
 def test_the_next_adapter_gets_the_columns_of_one_that_left(running: Running) -> None:

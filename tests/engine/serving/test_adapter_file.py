@@ -17,13 +17,14 @@ from conveyor_protocol.failure_reasons import FailureReason
 
 
 class Engine:
-    """Takes each adapter while `takes` is set. The first `num_errors` calls of `has_unsent` fail."""
+    """Takes each adapter while `takes` is set. The first `num_errors` calls of `has_requests` fail."""
 
     def __init__(self, num_errors: int = 0) -> None:
         self.num_errors = num_errors
         self.takes = asyncio.Event()
         self.takes.set()
         self.waiting = 0
+        self.busy: set[int] = set()
         self.unloaded: list[int] = []
 
     async def load_adapter(self, number: int, name: str, directory: str) -> None:
@@ -31,11 +32,11 @@ class Engine:
         await self.takes.wait()
         self.waiting -= 1
 
-    def has_unsent(self, number: int) -> bool:
+    def has_requests(self, number: int) -> bool:
         self.num_errors -= 1
         if self.num_errors >= 0:
             raise RuntimeError("no answer")
-        return False
+        return number in self.busy
 
     def unload_adapter(self, number: int) -> None:
         self.unloaded.append(number)
@@ -128,6 +129,28 @@ async def test_a_download_that_nothing_names_is_removed_from_the_pod_s_own_volum
     write()
     await _until(lambda: not (folder / "a").exists() and not (folder / ".a.partial").exists())
     assert (kept / "c").exists(), "other pods may use it"
+    following.cancel()
+
+
+@pytest.mark.parametrize("after", ["", "b"])
+async def test_the_files_of_a_removed_or_replaced_adapter_stay_until_no_request_has_it(
+    tmp_path: Path, after: str
+) -> None:
+    file, engine, folder = tmp_path / "adapters.yaml", Engine(), tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        _save(folder / name)
+    file.write_text(json.dumps({"sql": {"directory": str(folder / "a")}}))
+    adapters, following = _follow(file, engine, str(folder))
+    await _until(lambda: adapters.is_settled)
+    engine.busy = {1}
+    file.write_text(json.dumps({"sql": {"directory": str(folder / after)}} if after else {}))
+    await _until(lambda: 1 in adapters._retired)
+    await asyncio.sleep(0.1)
+    assert not engine.unloaded
+    assert (folder / "a").exists(), "the engine may have to read it again for a request that waits"
+    engine.busy = set()
+    await _until(lambda: engine.unloaded == [1] and not (folder / "a").exists())
     following.cancel()
 
 

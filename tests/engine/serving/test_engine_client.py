@@ -114,6 +114,21 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_ended_
             pass
 
 
+async def test_an_adapter_has_requests_until_the_last_one_is_closed() -> None:
+    async with connected() as engine:
+        parts = [Part.of([make_request(name, adapter=2)]) for name in ("a", "b", "c")]
+        with engine.hold_place():
+            generation = engine.open_generation(parts, 100)
+        async with generation:
+            assert generation.unsent
+            assert [engine.has_requests(number) for number in (1, 2)] == [False, True]
+            for name in ("a", "b"):
+                engine._handle(finished(name))
+            assert not generation.unsent
+            assert engine.has_requests(2)
+        assert not engine.has_requests(2)
+
+
 async def test_prompts_wait_up_to_a_bound_of_tokens_also_those_whose_clients_left() -> None:
     async with connected() as engine:
         half = HELD_TOKENS_MAX // 2

@@ -80,7 +80,7 @@ class ModelAdapters:
         is_native = any(isinstance(part, NativeLinear) for part in model.modules())
         self.of_step = Adapters(device, is_native=is_native)
         self.reserved_bytes = 0
-        """Of free memory on a CPU, which steps need later."""
+        """Of the device's free memory, for steps."""
         self.on_moved: Callable[[], None] = lambda: None
         """Called when matrices have got other places in memory."""
         self._like = (device, dtype)
@@ -92,6 +92,18 @@ class ModelAdapters:
         for module in model.modules():
             if isinstance(module.forward, MixerForward):
                 module.forward.adapters = self.of_step
+
+    @property
+    def _reserved_host_bytes(self) -> int:
+        return self.reserved_bytes if self._like[0].type == "cpu" else 0
+
+    def count_free_bytes(self) -> int:
+        """Return the host's free memory, without what steps need there."""
+        return max(0, cgroup.free_memory_bytes() - self._reserved_host_bytes)
+
+    def read(self, name: str, directory: str) -> Adapter:
+        """Read an adapter into the host's memory. Raises ModelError, also if it does not fit the model."""
+        return self.fit(Adapter(name, directory, self._reserved_host_bytes))
 
     def fit(self, adapter: Adapter) -> Adapter:
         """Convert an adapter to the types of the model's layers. Raises ModelError if it does not fit the model."""
@@ -150,7 +162,7 @@ class ModelAdapters:
         """Raise ModelError if a CPU's memory has no room. The kernel would end the process; on a GPU, torch raises."""
         if self._like[0].type != "cpu":
             return
-        free_bytes = max(0, cgroup.free_memory_bytes() - self.reserved_bytes)
+        free_bytes = self.count_free_bytes()
         if needed_bytes > free_bytes:
             raise adapter.refuse(
                 f"to load it, the matrices of all adapters need {needed_bytes >> 20} MiB more, and "

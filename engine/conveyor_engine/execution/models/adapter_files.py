@@ -18,7 +18,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, deserialize
 
-from conveyor_engine.cgroup import free_memory_bytes
+from conveyor_engine import cgroup
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
@@ -102,14 +102,17 @@ class Adapter:
     They are not mapped: a file that becomes shorter would end the process, and a slow volume would stop steps.
     """
 
-    def __init__(self, name: str, directory: str) -> None:
-        """Read the files. Raises ModelError, which names the adapter."""
+    def __init__(self, name: str, directory: str, reserved_bytes: int = 0) -> None:
+        """Read the files. Raises ModelError, which names the adapter.
+
+        reserved_bytes: of the host's free memory, for other things.
+        """
         self.name, folder = name, Path(directory)
         self.num_bytes = 0
         """Of the matrices, after `convert`."""
         with self._naming_the_adapter():
             self.signature = _sign(folder)
-            self._config, self._tensors = _read_config(folder), _read_weights(folder)
+            self._config, self._tensors = _read_config(folder), _read_weights(folder, reserved_bytes)
             if _sign(folder) != self.signature:
                 message = f"the files in {folder} were changed while they were read; put new files into a new folder"
                 raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE)
@@ -192,14 +195,14 @@ def _read_config(directory: Path) -> _Config:
     return config
 
 
-def _read_weights(directory: Path) -> _Tensors:
+def _read_weights(directory: Path, reserved_bytes: int) -> _Tensors:
     path = _find_file(directory, WEIGHTS_FILE, "safetensors")
     try:
         with path.open("rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes > WEIGHTS_BYTES_MAX:
                 raise ModelError(f"{path} has {num_bytes} bytes, but at most {WEIGHTS_BYTES_MAX} are read")
-            if 2 * num_bytes > free_memory_bytes():  # while `deserialize` copies
+            if 2 * num_bytes > cgroup.free_memory_bytes() - reserved_bytes:  # while `deserialize` copies
                 message = f"{path} has {num_bytes} bytes, and twice as many are not free in memory"
                 raise ModelError(message, reason=FailureReason.OUT_OF_MEMORY)
             return dict(deserialize(file.read(num_bytes)))  # type: ignore[no-untyped-call]

@@ -116,7 +116,6 @@ class GenerateRunner(Runner):
             num_kv_blocks=num_blocks,
             kv_tables=tables,
         )
-        self.facts = msgspec.structs.replace(self.facts, has_states=self._states is not None)
         self._sampler = Sampler(num_rows, self.facts.vocab_size, self.device, self._rows.token_ids)
         self._make_adapted_graphs: Callable[[], StepGraphs] | None = None
         self.graphs: StepGraphs | None = None
@@ -128,17 +127,16 @@ class GenerateRunner(Runner):
                 self._capture_adapted()
             if self._adapters is not None:
                 self._adapters.on_moved = self._capture_adapted
-        made = [graphs for graphs in (self.graphs, self._adapted_graphs) if graphs is not None]
         self._sliced: SlicedEncoder | None = None
         if self._sight is not None:
             self._sight.open()
             self._sliced = SlicedEncoder(self._sight) if self.device.type == "cpu" else None
             if self._sight.sees_ahead:
                 self._run_ends(in_full_layers=self._sight.ahead is Ahead.EVERYWHERE)
-        num_lost = sum(graphs.num_lost for graphs in made)
         self.facts = msgspec.structs.replace(
             self.facts,
-            num_lost_graphs=num_lost,
+            has_states=self._states is not None,
+            num_lost_graphs=sum(made.num_lost for made in (self.graphs, self._adapted_graphs) if made is not None),
             image_place=self._sight and self._sight.place_id,
             no_images_because=blind_because,
             whole_images=self._sight is not None and self._sight.sees_ahead,
@@ -157,10 +155,15 @@ class GenerateRunner(Runner):
         with torch.inference_mode():
             self._forward(tokens, tokens, 0, PagedStep(self.backend, metadata, token_rows=tokens[0]), ())
 
+    def count_free_bytes(self) -> int:
+        """Return the host's memory that neither steps nor adapters need."""
+        assert self._adapters is not None
+        return self._adapters.count_free_bytes()
+
     def read_adapter(self, name: str, directory: str) -> Adapter:
         """Read an adapter into the host's memory."""
         assert self._adapters is not None
-        return self._adapters.fit(Adapter(name, directory))
+        return self._adapters.read(name, directory)
 
     def load_adapter(self, number: int, copy: Adapter) -> Iterator[None]:
         """Return an iterator that loads an adapter between steps."""
