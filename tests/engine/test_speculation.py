@@ -94,6 +94,25 @@ def test_rounded_weights_give_the_same_with_drafts(tmp_path: Path, quantization:
     assert speculate(ref.make_core(**settings), ref.prompts, plain) == plain
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rows_with_adapters_over_rounded_weights_give_the_same_with_drafts(tmp_path: Path, quantization: str) -> None:
+    ref = Reference("qwen3", tmp_path / "model", hidden_size=64)
+    save_adapter(ref.directory, tmp_path / "one", 1)
+    sources = (("one", str(tmp_path / "one")),)
+    settings = {"quantization": quantization, "attention_backend": "native", "max_num_batched_tokens": 512}
+    found: list[list[list[int]]] = []
+    for drafts in (False, True):
+        core = ref.make_core(adapters=sources, **settings)
+        if drafts:
+            let_drafts(core, [prompt + text for prompt, text in zip(ref.prompts, found[0], strict=True)])
+        for number, prompt in enumerate(ref.prompts):
+            add(core, f"{number}", prompt, number % 2)
+        outputs = run(core)
+        found.append([tokens_of(outputs[f"{number}"]) for number in range(len(ref.prompts))])
+        assert (core.stats().num_accepted_tokens > 20) == drafts
+    assert found[0] == found[1]
+
+
 def test_rows_with_adapters_give_the_tokens_of_peft(reference: GetReference, tmp_path: Path) -> None:
     ref = reference("qwen3")
     expected = [ref.answers, answer(save_adapter(ref.directory, tmp_path / "one", 1), ref.prompts)]
@@ -264,3 +283,5 @@ def test_devices_and_models_without_drafts_are_named(reference: GetReference) ->
     for kind in sorted(set(KINDS) & set(WITH_STATES)):
         with pytest.raises(ConfigError, match=r"the states that \w+ keeps for each request cannot go back"):
             reference(kind).make_core(speculation="ngram")
+    with pytest.raises(ValueError, match="speculation needs `overlap=False`"):
+        ref.make_core(speculation="ngram", overlap=True)

@@ -213,6 +213,7 @@ class RunnerStart:
             max_num_batched_tokens=max_num_batched_tokens or self.max_num_batched_tokens,
             num_held=num_held,
             of_task=of_task,
+            speculates=self.config.speculation is not None,
         )
 
     def _count_held(self, num_kv_blocks: int, tables: KVTables) -> int | None:

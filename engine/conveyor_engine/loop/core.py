@@ -54,12 +54,16 @@ class EngineCore:
     ) -> None:
         """Warm up the executor. Raises ModelError, whose `reason` becomes part of the termination message.
 
+        Raises ValueError for speculation with `overlap`: drafts need the tokens of the last step.
+
         progress: called with key=value lines about the warm-up and changed limits. overlap: plan steps ahead.
         clock: the clock that `now` of `step` comes from. It measures the steps.
         grammars: builds the constraints on requests' tokens; None: requests have none.
         wake: called in another thread when `adapters` has something to do.
         tokenizer: finds stop strings; None: the caller must find them in the outputs.
         """
+        if overlap and config.speculation is not None:
+            raise ValueError("speculation needs `overlap=False`: drafts need the tokens of the last step")
         self.executor = executor
         self.facts: ModelFacts = executor.facts
         objectives = Objectives.of(config)

@@ -5,6 +5,7 @@ draft. So the estimate costs the device nothing, and is there before the first d
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from conveyor_engine.scheduling.ngrams import NGrams
@@ -37,22 +38,41 @@ class Rates:
 
 
 class Drafter:
-    """The guesses for one request."""
+    """The guesses for one request.
 
-    __slots__ = ("_ngrams", "_of_request", "_of_service")
+    With a prediction, the n-grams are those of a text of its own: a token that is never guessed, the prediction, and
+    the request's tokens. The answer is guessed to begin as the prediction does.
+    """
 
-    def __init__(self, num_tokens: int, of_service: Rates) -> None:
+    __slots__ = ("_ngrams", "_of_request", "_of_service", "_offset", "_text", "num_predicted")
+
+    def __init__(self, num_tokens: int, of_service: Rates, prediction: Sequence[int] = ()) -> None:
         """num_tokens: the most tokens of the request. of_service: the rates of all requests together."""
-        self._ngrams = NGrams(num_tokens)
+        self._text = array("I", (0, *prediction)) if prediction else None
+        self._offset = 0 if self._text is None else len(self._text)
+        self._ngrams = NGrams(self._offset + num_tokens)
         self._of_service = of_service
         self._of_request = Rates(_KEPT_OF_REQUEST)
+        self.num_predicted = 0, 0
+        """How many drafts from the prediction were accepted, and rejected."""
 
     def read(self, token_ids: "array[int]", num_prompt_tokens: int, most: int) -> int:
         """Read the request's new tokens, at most so many. Returns how many it has read."""
+        text, answer = self._extend(token_ids), self._offset + num_prompt_tokens
         begin = self._ngrams.num_seen
-        end = min(len(token_ids), begin + most)
-        self._ngrams.follow(token_ids, end, num_prompt_tokens, self._judge)
+        end = min(len(text), begin + most)
+        if self._offset and begin < answer <= end:
+            self._ngrams.follow(text, answer, answer, self._judge)
+            self._ngrams.place, self._ngrams.num_right = 1, 0
+        self._ngrams.follow(text, end, answer, self._judge)
         return end - begin
+
+    def _extend(self, token_ids: "array[int]") -> "array[int]":
+        """Return the text of the n-grams, which has all of these tokens."""
+        if self._text is None:
+            return token_ids
+        self._text.extend(token_ids[len(self._text) - self._offset :])
+        return self._text
 
     def _judge(self, num_right: int, is_right: bool) -> None:
         kind = _kind_of(num_right)
@@ -64,15 +84,24 @@ class Drafter:
 
         Returns none while tokens are unread.
         """
-        if not self._ngrams.place or self._ngrams.num_seen < len(token_ids):
+        text, place = self._extend(token_ids), self._ngrams.place
+        if not place or self._ngrams.num_seen < len(text):
             return []
+        if place < self._offset:
+            most = min(most, self._offset - place)  # so that all drafts of a step are predicted, or none
         chance, number, num_right = 1.0, 0, self._ngrams.num_right
         while number < most:
             chance *= self._find_chance(_kind_of(num_right + number))
             if chance < least_chance:
                 break
             number += 1
-        return self._ngrams.draft(token_ids, number)
+        return self._ngrams.draft(text, number)
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of a step that is computed, if they were predicted. Call it before the next `read`."""
+        if self._ngrams.place < self._offset:
+            accepted, rejected = self.num_predicted
+            self.num_predicted = accepted + num_accepted, rejected + num_drafts - num_accepted
 
     def _find_chance(self, kind: int) -> float:
         """Return how likely a guess of this kind is right."""

@@ -82,6 +82,8 @@ class Outputs:
         request.num_awaited_tokens -= work.num_logits
         request.num_scheduled_tokens -= work.num_tokens - len(token_ids)
         self._counters.count_drafts(num_drafts, len(token_ids) - 1)
+        if request.drafter is not None:
+            request.drafter.count(num_drafts, len(token_ids) - 1)
         for index, token_id in enumerate(token_ids):
             request.num_computed_tokens += 1
             self._append_token(request, token_id, None if logprobs is None else logprobs[index : index + 1], None)

@@ -103,6 +103,7 @@ class RequestState:
         "payload_cost",
         "pictures",
         "place_time",
+        "prediction",
         "prompt_hashes",
         "request_id",
         "row",
@@ -170,6 +171,7 @@ class RequestState:
         # In a model with states: its number of tokens when a step of it raised; 0 once it has computed them alone.
         self.num_failed_tokens = 0
         self.constraint: Constraint | None = None
+        self.prediction = request.prediction
         self.drafter: Drafter | None = None  # guesses its next tokens, if it may have drafts
         self.is_late = False  # a step had to leave the row out, because its mask was not ready
         self.lateness = 0  # grows with each late mask, and falls with each one in time
@@ -369,6 +371,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
             scheduled_time=self.scheduled_time,
+            num_predicted=(0, 0) if self.drafter is None else self.drafter.num_predicted,
         )
 
     def hold_output(self, output: RequestOutput) -> None:

@@ -51,7 +51,8 @@ class Speculation:
                 continue
             tokens = request.token_ids
             if (drafter := request.drafter) is None:
-                drafter = request.drafter = Drafter(request.max_total_tokens, self._of_service)
+                drafter = Drafter(request.max_total_tokens, self._of_service, request.prediction)
+                request.drafter = drafter
             unread -= drafter.read(tokens, request.num_prompt_tokens, unread)
             most = min(self.max_tokens, room, request.max_total_tokens - len(tokens) - 1)
             if drafts := drafter.draft(tokens, most, least_chance):
@@ -59,13 +60,10 @@ class Speculation:
                 yield request, drafts
 
     def observe(self, step: Step, ended: float, num_running: int = 0, num_waiting: int = 0) -> None:
-        """Record how long a step took. Steps with prompts are not counted."""
-        if step.prefills:
-            return
-        num_drafts = step.num_drafts
+        """Record how long a step took. Tokens of prompts count as drafts do."""
         self._num_steps += 1
-        self._cost.observe(step.num_decoding, num_drafts, ended - step.planned_at)
-        if num_drafts:
+        self._cost.observe(step.num_decoding, step.num_prompt_tokens, ended - step.planned_at)
+        if step.num_drafts:
             self._num_drafted += 1
             self._last_drafted = self._num_steps
         elif self._num_steps - self._last_drafted > STEPS_PER_TRIAL:

@@ -55,6 +55,7 @@ class Add(_Message):
     grammar: str = ""  # the grammar that the answers of all these requests follow; empty: none
     thinking: Thinking | None = None  # as in `EngineRequest`, for all these requests
     adapter: int = 0  # the same
+    packed_prediction: bytes = b""  # the same, as uint32
 
     @property
     def request_ids(self) -> list[str]:
@@ -85,6 +86,7 @@ class Add(_Message):
             requests[0].grammar,
             requests[0].thinking,
             requests[0].adapter,
+            array("I", requests[0].prediction).tobytes(),
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
@@ -93,6 +95,7 @@ class Add(_Message):
         Their arrival time is `now`, because they could not run earlier.
         """
         requests = []
+        prediction = array("I", self.packed_prediction)
         for prompt in self.prompts:
             token_ids = array("I", prompt.packed_token_ids)
             hashes: list[bytes] = []
@@ -114,6 +117,7 @@ class Add(_Message):
                     arrival_time=now,
                     cache_salt=prompt.cache_salt,
                     adapter=self.adapter,
+                    prediction=prediction,
                     prompt_hashes=hashes,
                 )
                 for request_id, params in prompt.choices

@@ -91,6 +91,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float = 0.0
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     adapter: int = 0  # its number in the setting `adapters`, from 1; 0: the model without an adapter
+    prediction: Sequence[int] = ()  # tokens that the client expects as the answer: drafts, if the engine speculates
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # hashes of full blocks so far; choices share this
 
 
@@ -160,6 +161,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     payload: bytes | None = None  # a result that is not tokens, which only the task can read
     prompt_logprobs: list[TokenLogprobs] | None = None  # for the next tokens of the prompt, beginning with the second
     receipt: Receipt | None = None  # with the finish reason, if the engine process ends the request
+    num_predicted: tuple[int, int] = (0, 0)  # accepted and rejected drafts from the request's prediction so far
 
     @property
     def has_failed(self) -> bool:
@@ -183,6 +185,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
         self.payload = self.payload if later.payload is None else later.payload
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.num_preemptions, self.scheduled_time = later.num_preemptions, later.scheduled_time
+        self.num_predicted = later.num_predicted
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -213,6 +216,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     # Whether images are encoded beside steps, in parts, and requests wait for them: see `StepPlan.wanted_pictures`.
     encodes_beside: bool = False
     kv_tables: KVTables = ONE_TABLE
+    speculates: bool = False  # whether steps compute drafts of next tokens
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

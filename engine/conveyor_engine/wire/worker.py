@@ -34,12 +34,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, requests: Sequence[EngineRequest], grammar_bytes: int = 0) -> Self:
         """Make a part of these requests.
 
-        grammar_bytes: size of the grammar that they share, which is counted for the first request only.
+        grammar_bytes: size of the grammar that they share. It is counted for the first request only, and so is the
+        prediction that they share.
         """
         sizes = {each.request_id: len(each.prompt_token_ids) for each in requests}
         for payload, choices in groupby(requests, lambda each: each.payload):  # choices of one prompt share its payload
             sizes[next(choices).request_id] += len(payload) // 4
-        sizes[requests[0].request_id] += grammar_bytes // 4
+        sizes[requests[0].request_id] += grammar_bytes // 4 + len(requests[0].prediction)
         return cls(sizes, encode_frame(Add.of(requests)), requests[0].adapter)
 
     @classmethod

@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine.builders import (
     Oracle,
@@ -106,10 +107,28 @@ def test_drafts_that_cost_more_than_they_save_stop_and_are_tried_again_after_man
         number = len(scheduler.running[0].token_ids)
         tokens = [PERIOD[place % 5] for place in range(number, number + 1 + drafts)]
         scheduler.update(StepResult(plan.number, [tokens]))
-        scheduler.speculation.observe(open_step, 1.0 + 2.0 * drafts)  # a draft costs as much as two steps
+        scheduler.speculation.observe(open_step, 1.0 + 2.0 * open_step.num_prompt_tokens)  # each costs two steps
         scheduler.take_outputs()
     assert 0 < sum(map(bool, num_drafts)) <= 8 * 4
     assert any(num_drafts[STEPS_PER_TRIAL:])
+
+
+def test_drafts_stop_too_if_each_step_has_a_prompt() -> None:
+    scheduler = make_speculative()
+    scheduler.add_request(make_request("a", PERIOD * 4, max_tokens=400))
+    assert scheduler.speculation is not None
+    num_drafts: list[int] = []
+    for number in range(200):
+        scheduler.add_request(make_request(str(number), [number + 20, 7, 8, 9], max_tokens=1))
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        num_drafts.append(sum(map(len, plan.drafts)))
+        open_step = scheduler._batch.step(plan.number)
+        scheduler.update(StepResult(plan.number, [[PERIOD[(20 + number) % 5]], [7]]))
+        scheduler.speculation.observe(open_step, 1.0 + 2.0 * open_step.num_prompt_tokens)
+        scheduler.take_outputs()
+    assert any(num_drafts)
+    assert not any(num_drafts[100:])
 
 
 def test_many_rows_get_fewer_drafts_than_one() -> None:
@@ -232,3 +251,43 @@ def test_the_counts_of_tokens_after_a_step_with_drafts(accepted: int) -> None:
     assert request.num_computed_tokens == request.num_scheduled_tokens == len(request.token_ids) - 1
     assert (request.num_pending_tokens, request.num_awaited_tokens) == (1, 0)
     assert request.num_output_tokens == 2 + accepted
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_an_answer_that_was_predicted_takes_fewer_steps_and_its_drafts_are_counted(first: int) -> None:
+    """first: tokens of the answer that the prediction lacks."""
+    answer = [100 + number for number in range(60)]  # which repeats nothing
+    scheduler = make_speculative()
+    prediction = [*answer[first:30], *range(500, 540), *answer[30:]]  # its middle is wrong
+    for name, predicted in (("a", prediction), ("b", [])):
+        request = make_request(name, PERIOD, max_tokens=60)
+        scheduler.add_request(msgspec.structs.replace(request, prediction=predicted))
+        tokens, num_steps, counts = [], 0, (0, 0)
+        while scheduler.has_unfinished():
+            step(scheduler, say=lambda number: answer[number - len(PERIOD)] if number < 65 else 7)
+            num_steps += 1
+            for output in scheduler.take_outputs():
+                tokens += output.new_token_ids
+                counts = output.num_predicted
+        assert tokens == answer
+        stats = scheduler.stats()
+        if predicted:
+            assert num_steps < 45
+            assert counts == (stats.num_accepted_tokens, stats.num_draft_tokens - stats.num_accepted_tokens)
+            assert min(counts) > 0
+        else:
+            assert (num_steps, counts) == (60, (0, 0))
+
+
+def test_drafts_from_the_prompt_are_not_those_of_the_prediction() -> None:
+    scheduler = make_speculative()
+    request = make_request("a", PERIOD * 4, max_tokens=60)
+    scheduler.add_request(msgspec.structs.replace(request, prediction=[*range(500, 540)]))
+    outputs = []
+    while scheduler.has_unfinished():
+        step(scheduler)
+        outputs += scheduler.take_outputs()
+    accepted, rejected = outputs[-1].num_predicted
+    assert accepted == 0
+    assert rejected <= 8
+    assert scheduler.stats().num_accepted_tokens > 30

@@ -74,6 +74,13 @@ def _check_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+def _parse_text(value: object) -> str:
+    """Return the text of a string or a list of text parts. Raises PydanticCustomError for anything else."""
+    if not isinstance(text := _parse_content(value), str):
+        raise PydanticCustomError("content", "must be a string or a list of parts of type 'text'")
+    return text
+
+
 TEMPLATE_ROLES = ("system", "user", "assistant", "tool")
 _ROLES = {"developer": "system", "function": "tool"}  # as current templates name them
 
@@ -156,6 +163,17 @@ class ChatReasoning(Object):
     effort: Effort | None = None
 
 
+class PredictedOutput(Object):
+    """A text that the client expects as a large part of the answer, such as the file that the model edits."""
+
+    type: Literal["content"]
+    content: Annotated[
+        str,
+        PlainValidator(_parse_text),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+    ]
+
+
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
@@ -193,6 +211,8 @@ class ChatRequest(SamplingFields):
     """Maximum number of tokens of thinking; -1: no limit. The model's template must support thinking."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
+    prediction: PredictedOutput | None = None
+    """Drafts of the answer's tokens. They do not change the answer. Without `speculation`, it has no effect."""
     include_reasoning: bool | None = None
     """False: the answer omits the model's thinking. The tokens of the thinking still count."""
 

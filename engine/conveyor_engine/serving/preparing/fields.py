@@ -135,7 +135,6 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_LABEL, _ENGINES, "session_id"),
     *_ignored(_LABEL, [SGLANG], "rid", on=_EVERYWHERE),
     *_ignored(_LABEL, [SGLANG], "custom_labels"),
-    *_ignored(_PLACE, [OPENAI], "prediction", on=_CHAT),
     *_ignored(_PLACE, [VLLM], "stream_interval"),
     *_ignored(_PLACE, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
     *_ignored(_PLACE, [SGLANG], "bootstrap_host", "bootstrap_port", "bootstrap_room", "ngram_corpus_id"),

@@ -51,3 +51,35 @@ def test_a_stream_has_every_token(drafting: EngineServer) -> None:
     texts = ["".join(choice["text"] for choice in json.loads(line)["choices"]) for line in lines]
     assert "".join(texts) == complete(drafting)["choices"][0]["text"]
     assert 0 < len([text for text in texts if text]) < 40, "several tokens come in one event"
+
+
+def chat(server: EngineServer, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 40, "temperature": 0, **fields}
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_an_answer_that_the_client_predicts_is_the_same_and_its_usage_counts_the_drafts(
+    drafting: EngineServer, server: EngineServer
+) -> None:
+    plain = chat(drafting)
+    content = plain["choices"][0]["message"]["content"]
+    assert "completion_tokens_details" not in plain["usage"]
+    for text in (content, [{"type": "text", "text": content}]):
+        answer = chat(drafting, prediction={"type": "content", "content": text})
+        assert answer["choices"][0]["message"]["content"] == content
+        details = answer["usage"].pop("completion_tokens_details")
+        assert answer["usage"] == plain["usage"]
+        assert details["accepted_prediction_tokens"] > 3  # the text of random tokens has other tokens
+        assert details["rejected_prediction_tokens"] >= 0
+    body = {"messages": [{"role": "user", "content": "the"}], "prediction": {"type": "content", "content": [1]}}
+    assert drafting.post("/v1/chat/completions", body).json()["error"]["param"] == "prediction.content"
+
+
+def test_without_speculation_a_prediction_is_ignored_and_counted(server: EngineServer) -> None:
+    chat(server, foo=1)
+    before = server.metric("conveyor_engine_ignored_fields_total", kind="chat")
+    answer = chat(server, prediction={"type": "content", "content": "the"})
+    assert "completion_tokens_details" not in answer["usage"]
+    assert server.metric("conveyor_engine_ignored_fields_total", kind="chat") == before + 1

@@ -74,6 +74,7 @@ class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     choices_per_prompt: int
     num_prompt_tokens: int  # each prompt is counted once
     reports_cached_tokens: bool
+    reports_prediction: bool = False
     ignored_fields: int
     parts: list[Part]  # one part, because all choices begin together
     tokens_as_ids: bool = False  # whether log probabilities name tokens by their ids
@@ -107,7 +108,8 @@ def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
 def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
     """Prepare a body of /v1/chat/completions. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
-    prepared = prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored)
+    is_ignored = fields.prediction is not None and not job.facts.speculates
+    prepared = prepare_conversation(model, fields, job, "chatcmpl-", ignored_fields=fields.ignored + is_ignored)
     hides, continued = fields.include_reasoning is False, fields.continued_text()
     return msgspec.structs.replace(prepared, hides_reasoning=hides, continued_text=continued)
 
@@ -130,7 +132,14 @@ def prepare_conversation(
         grammar = use.add_calls(form, model.dialect, find_token, has_channels=parsing.thinking == GPT_OSS)
     budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
     prompts, pictures = [conversation.token_ids], conversation.pictures
-    prepared = _prepared(model, fields, prompts, max_tokens, job, id_prefix, grammar, parsing, budget, pictures)
+    prediction: list[int] = []
+    if fields.prediction is not None and job.facts.speculates:
+        prediction = model.tokenizer.encode(
+            fields.prediction.content, longest, add_special_tokens=False, param="prediction"
+        )
+    prepared = _prepared(
+        model, fields, prompts, max_tokens, job, id_prefix, grammar, parsing, budget, pictures, prediction
+    )
     return msgspec.structs.replace(prepared, ignored_fields=ignored_fields, called_as=use.called_as)
 
 
@@ -192,6 +201,7 @@ def _prepared(
     parsing: Parsing = NO_PARSING,
     budget: int | None = None,
     pictures: Sequence[PlacedPicture] = (),
+    prediction: Sequence[int] = (),
 ) -> PreparedText:
     """Make engine requests for all prompts and choices. Raises InvalidRequest.
 
@@ -231,6 +241,7 @@ def _prepared(
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
                 adapter=number,
+                prediction=prediction,
                 payload=payload,
                 pictures=[placed.span for placed in pictures],
             )
@@ -250,6 +261,7 @@ def _prepared(
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
         reports_cached_tokens=fields.cache_salt is not None,
+        reports_prediction=bool(prediction),
         ignored_fields=fields.ignored,
         parts=[Part.of(requests, len(grammar.text))],
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),

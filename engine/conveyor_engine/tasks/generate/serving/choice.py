@@ -63,6 +63,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.num_tokens = 0  # generated tokens, including an end-of-sequence token
         self.num_cached_tokens = 0
+        self.num_predicted = (0, 0)  # accepted and rejected tokens of the prediction
         self._parser = parser
         self._with_token_ids = request.with_token_ids
         self._shows_stop = request.shows_stop
@@ -85,6 +86,7 @@ class Choice:
         before = self.num_tokens
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.num_predicted = output.num_predicted
         self._clock.observe_tokens(output)
         self._thinking.count(output.new_token_ids)
         if output.finish_reason is not None:

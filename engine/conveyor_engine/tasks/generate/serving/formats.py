@@ -43,7 +43,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None  # cached tokens; only for requests with a cache_salt
-    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # if the model thinks
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # of thinking and of a prediction
     receipt: Receipt | UnsetType = UNSET  # at the end, if the request asks for it
 
 

@@ -6,7 +6,7 @@ error event if its stream has already begun.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 from starlette.types import Send
@@ -162,21 +162,28 @@ class GeneratedResponse(EngineResponse):
         completion_tokens = 0 if self._prepared.shows_only_prompt else sum(each.num_tokens for each in self._choices)
         first_choices = self._choices[:: self._prepared.choices_per_prompt]
         cached = sum(choice.num_cached_tokens for choice in first_choices)
-        thinking = sum(choice.num_thinking_tokens for choice in self._choices)
-        return self._count(prompt_tokens, completion_tokens, cached, thinking)
+        return self._count(prompt_tokens, completion_tokens, cached, self._choices)
 
     def _usage_so_far(self, delta: Delta) -> Usage | None:
         if not self._prepared.continuous_usage:
             return None
         prompt_tokens = self._prepared.choices[delta.choice].num_prompt_tokens
         choice = self._choices[delta.choice]
-        return self._count(prompt_tokens, delta.num_tokens, choice.num_cached_tokens, choice.num_thinking_tokens)
+        return self._count(prompt_tokens, delta.num_tokens, choice.num_cached_tokens, [choice])
 
-    def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, thinking_tokens: int) -> Usage:
+    def _count(
+        self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, choices: Sequence[Choice]
+    ) -> Usage:
         """Return the counts.
 
         Without a cache salt the cached count is hidden, because it would reveal what other clients have sent.
         """
         details = {"cached_tokens": cached_tokens} if self._prepared.reports_cached_tokens else None
-        thinking = {"reasoning_tokens": thinking_tokens} if self._prepared.parsing.thinking else UNSET
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details, thinking)
+        of_answer: dict[str, int] = {}
+        if self._prepared.parsing.thinking:
+            of_answer["reasoning_tokens"] = sum(choice.num_thinking_tokens for choice in choices)
+        if self._prepared.reports_prediction:
+            for index, name in enumerate(("accepted_prediction_tokens", "rejected_prediction_tokens")):
+                of_answer[name] = sum(choice.num_predicted[index] for choice in choices)
+        total = prompt_tokens + completion_tokens
+        return Usage(prompt_tokens, completion_tokens, total, details, of_answer or UNSET)
