@@ -212,7 +212,8 @@ def test_a_real_engine_serves_it(server: EngineServer) -> None:
 def test_it_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     monkeypatch.setattr(app, "build_document", lambda: built.append(1) or {"openapi": "3.1.0"})
-    served = TestClient(app.build_app(SimpleNamespace(metrics=EngineMetrics("tiny"), usage=UsageReports())))
+    state = SimpleNamespace(metrics=EngineMetrics("tiny"), usage=UsageReports(), callers=None)
+    served = TestClient(app.build_app(state))
     for _ in range(2):
         assert served.get("/openapi.json").json() == {"openapi": "3.1.0"}
     assert built == [1]
