@@ -11,6 +11,9 @@ from msgspec import Meta, Struct
 LOAD_PATH: Final = "/load"
 ADAPTERS_PATH: Final = "/adapters"
 """What the engine has made of each adapter that may come and go: `AdapterStates`."""
+STEPS_PATH: Final = "/steps"
+"""What the engine's last MAX_STEPS steps were: `Steps`."""
+MAX_STEPS: Final = 200
 PLACE_PATH: Final = "/place"
 """GET reserves a place for a gateway's next request, and DELETE releases it."""
 USAGE_PATH: Final = "/usage"
@@ -60,6 +63,42 @@ class Load(ReportedLoad, frozen=True, kw_only=True):
     kv_cache_usage: float
     max_prompt_tokens: int | None
     draining: bool
+
+
+_StepCount = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class StepRecord(Struct, frozen=True):
+    """One step of an engine."""
+
+    ended: float
+    """Unix time in seconds."""
+    seconds: Annotated[float, Meta(ge=0, le=1e6)]
+    rows: _StepCount
+    """Requests that took part."""
+    tokens: _StepCount
+    """Computed tokens, dummies included."""
+    prompt_tokens: _StepCount
+    generated_tokens: _StepCount
+    padding_share: Annotated[float, Meta(ge=0, le=1)]
+    """Share of dummies in the computed tokens, 0 to 1. Where the model pads a batch itself: in the batch's cost."""
+    waiting: _StepCount
+    """Requests without a place in the batch, after the step."""
+    closed_by: Annotated[str, Meta(pattern="^[a-z_]{1,16}$")] | None
+    """Why the step's batch closed, if it began with this step; None in mode Continuous."""
+
+
+Steps = Annotated[list[StepRecord], Meta(max_length=MAX_STEPS)]
+"""The oldest first."""
+
+
+class EngineSteps(Struct, frozen=True):
+    """`GET /steps?service=<namespace>/<name>` of a gateway: the last steps of engines, by engine, the oldest first.
+
+    Engines that do not answer are left out, and so are all but the first ones of a service with many.
+    """
+
+    engines: dict[str, Steps]
 
 
 class Model(TypedDict):

@@ -12,7 +12,16 @@ from conveyor_protocol.tasks import TASKS
 from e2e.cluster.paths import REPOSITORY
 
 DOCUMENT = ("GET", "/openapi.json")  # which FastAPI answers
-OWN = {"/livez", "/readyz", "/load", "/adapters", "/place", "/usage", "/metrics"}  # of an engine, for the cluster
+OWN = {
+    "/livez",
+    "/readyz",
+    "/load",
+    "/adapters",
+    "/steps",
+    "/place",
+    "/usage",
+    "/metrics",
+}  # of an engine, for the cluster
 PAGE = (REPOSITORY / "docs" / "openai-api.md").read_text()
 
 

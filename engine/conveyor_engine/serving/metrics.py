@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from conveyor_engine.serving.adapter_metrics import AdapterMetrics
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
+from conveyor_engine.serving.step_log import StepLog
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import FinishReason
-from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, USAGE_PATH
+from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, STEPS_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -36,7 +37,7 @@ _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # others share one labe
 _NOT_REQUESTS = frozenset(
     [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
     + [LIVE_PATH, READY_PATH, SERVER_PATH]
-    + ["/livez", "/metrics", "/readyz", ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, USAGE_PATH]
+    + ["/livez", "/metrics", "/readyz", ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, STEPS_PATH, USAGE_PATH]
 )
 
 
@@ -51,6 +52,7 @@ class EngineMetrics:
         self._label = {"model_name": model_name}
         self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
         self.snapshot = Snapshot(self._label, self._between_tokens)
+        self.steps = StepLog()
         self._registry.register(self.snapshot)
         self.adapters = AdapterMetrics(self._label, {} if adapters is None else adapters)
         self._registry.register(self.adapters)
@@ -147,6 +149,7 @@ class EngineMetrics:
             generated = now.generation_tokens - before.generation_tokens
             self._step_tokens.observe(now.prompt_tokens - before.prompt_tokens + generated)
             self._step_seqs.observe(now.step_num_seqs)
+            self.steps.add(now)
         if now.num_batches > before.num_batches:
             self._batch_cost.observe(now.batch_cost)
             self._batch_padding.observe(now.batch_padding_share)

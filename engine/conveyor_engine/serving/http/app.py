@@ -18,7 +18,7 @@ from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.task_paths import build_task_routes
 from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
-from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, USAGE_PATH
+from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, STEPS_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, choose_request_id
 
@@ -42,6 +42,7 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/readyz"): status.get_readyz,
     ("GET", LOAD_PATH): status.get_load,
     ("GET", ADAPTERS_PATH): status.get_adapters,
+    ("GET", STEPS_PATH): status.get_steps,
     ("GET", "/tokenizer_info"): tokens.get_tokenizer_info,
     ("GET", "/info"): info.get_info,
     ("GET", PLACE_PATH): status.request_place,

@@ -38,12 +38,15 @@ from conveyor_protocol.engine_pages import (
     ADAPTERS_PATH,
     LOAD_PATH,
     PLACE_PATH,
+    STEPS_PATH,
     USAGE_PATH,
     AdapterState,
     AdapterStates,
     Load,
     Model,
     ModelList,
+    StepRecord,
+    Steps,
 )
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH, build_path_parameters
 from conveyor_protocol.request_headers import (
@@ -61,6 +64,7 @@ _TEMPLATE = "#/components/schemas/{model}"  # the same reference, with pydantic'
 _ANSWERS = (
     *(form.answer for form in ERROR_FORMS), ErrorCode, ModelList, Model, Status, Version, Load, UsedTokens, Info,
     AdapterState,
+    StepRecord,
     ServerMetadata, Live, Ready, ModelReady, ModelMetadata, InferAnswer,
 )  # fmt: skip
 _MODELS_OF_V2 = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
@@ -140,6 +144,7 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
     yield "/info", "get", page
     yield LOAD_PATH, "get", _page("The numbers of running and waiting requests.", Load)
     yield ADAPTERS_PATH, "get", _page("The state of each LoRA adapter that may come and go.", AdapterStates)
+    yield STEPS_PATH, "get", _page("The engine's last steps, the oldest first.", Steps)
     yield PLACE_PATH, "get", _of_place("Reserves a place for a gateway's next request, as soon as one is free.")
     yield PLACE_PATH, "delete", _of_place("Releases a reserved place.")
     used = _page("The tokens that a request has used, by the key that its gateway chose.", UsedTokens, (404,))

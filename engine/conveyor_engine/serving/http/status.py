@@ -130,6 +130,11 @@ async def get_adapters(request: Request) -> Response:
     return _json({} if adapters is None else adapters.report())
 
 
+async def get_steps(request: Request) -> Response:
+    """Respond to GET /steps with the engine's last steps."""
+    return _json(app_state(request).metrics.steps.read())
+
+
 async def request_place(request: Request) -> Response:
     """Respond to GET /place with 204 once a place is reserved for a request of this gateway.
 

@@ -88,7 +88,18 @@ def test_other_tools_find_the_series_that_they_read(server: EngineServer, name: 
 
 
 def test_probes_are_no_requests_as_at_vllm(server: EngineServer) -> None:
-    probes = ["/adapters", "/health", "/livez", "/load", "/metrics", "/ping", "/readyz", "/v1/health", "/version"]
+    probes = [
+        "/adapters",
+        "/health",
+        "/livez",
+        "/load",
+        "/metrics",
+        "/ping",
+        "/readyz",
+        "/steps",
+        "/v1/health",
+        "/version",
+    ]
     for path in (*probes, "/v1/models"):
         assert server.get(path).status_code == 200
     families = text_string_to_metric_families(server.get("/metrics").text)
