@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up try e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh arm64 clients vllm peers-tests openapi-fuzz oci keda alerts expose bench modes batchers soak faults release-dry-run release-check clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up try e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh arm64 clients vllm peers-tests openapi-fuzz oci keda alerts expose console bench modes batchers soak faults release-dry-run release-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,7 +96,7 @@ check-generated: venv ## Check that the CRD, the dashboard, the generated pages,
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
-CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_promtool and not brings_registry
+CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_promtool and not brings_registry and not brings_browser
 SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
@@ -245,6 +245,9 @@ demo-env: ## Print the commands that let a new terminal use the cluster: eval "$
 
 demo-down: cluster-down ## Remove every trace of the demo
 
+console: venv tools ## Use the console in headless Chromium, and take pictures of it in build/console; needs node, and downloads Chromium once
+	.venv/bin/pytest -m brings_browser tests/console
+
 bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) -m conveyor_bench gateway
 	$(PY) -m conveyor_bench reconcile
@@ -268,7 +271,7 @@ faults: venv tools ## Break the API server and Conveyor's processes in twenty wa
 	$(PY) -m pytest -p no:cacheprovider -m nightly tests/faults
 
 # What is in the two images: the extras of their Dockerfiles.
-EXTRAS_control := --extra operator --extra gateway
+EXTRAS_control := --extra operator --extra gateway --extra console
 EXTRAS_engine := --extra engine
 release-dry-run: $(UV) ## Build what a release publishes, but for the images: the wheel, the packaged chart, and bills of materials (CycloneDX)
 	$(UV) build --quiet --wheel --out-dir dist/release

@@ -5,6 +5,7 @@ Called by `make generate`, and by `make check-generated`, which compares. The on
 
 from typing import Any
 
+from conveyor_console.settings import PROGRAM as CONSOLE
 from conveyor_engine.config.sources import PROGRAM as ENGINE
 from conveyor_gateway.settings import PROGRAM as GATEWAY
 from conveyor_jobs.settings import PROGRAM as JOBS
@@ -44,6 +45,7 @@ def line(row: Row) -> str:
 
 if __name__ == "__main__":
     parts = [section("Operator", OPERATOR), section("Gateway", GATEWAY), section("Metrics server", METRICS)]
+    parts.append(section("Console", CONSOLE))
     parts.append(section("Offline job", JOBS))
     parts.append(section("Engine", ENGINE, " serve"))
     print("\n".join((_HEAD, *parts)), end="")

@@ -1,4 +1,4 @@
-"""Sums up the traffic that engines report at `/metrics`. Pure; used by `advising`.
+"""Sums up the traffic that engines report at `/metrics`. Pure; used by `advising` and `conveyor_console`.
 
 A metric that vLLM also exports has vLLM's name, so that engines with `runtime: VLLM` can be read.
 """
@@ -38,6 +38,16 @@ class Histogram:
     def mean(self) -> float:
         return self.total / self.number if self.number else 0.0
 
+    def add(self, other: "Histogram") -> None:
+        """Add the values of another histogram with the same bounds."""
+        self.counts.update(other.counts)
+        self.total += other.total
+
+    def since(self, earlier: "Histogram") -> "Histogram":
+        """Return the values that were added after `earlier`."""
+        counts = Counter({bound: count - earlier.counts.get(bound, 0) for bound, count in self.counts.items()})
+        return Histogram(counts, self.total - earlier.total)
+
     def percentile(self, percent: float) -> float:
         """Return a percentile; 0 without values.
 
@@ -55,7 +65,8 @@ class Histogram:
 class Traffic:
     """The traffic since the engines started.
 
-    `kv_tokens`: size of one engine's KV cache in tokens; None if no engine reports it.
+    `kv_tokens`: size of one engine's KV cache in tokens; None if no engine reports it. `kv_usage`: share of the KV
+    cache in use now, 0 to 1, of the engine that uses most. `tokens`: generated tokens.
     """
 
     engines: int = 0
@@ -63,6 +74,8 @@ class Traffic:
     preemptions: int = 0
     closes: Counter[str] = field(default_factory=Counter)
     kv_tokens: int | None = None
+    kv_usage: float | None = None
+    tokens: float = 0.0
 
     def __getitem__(self, name: str) -> Histogram:
         return self.histograms[name]
@@ -84,8 +97,10 @@ def read_traffic(pages: Sequence[str]) -> Traffic:
 
 
 def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> None:
+    if not math.isfinite(value):
+        return
     base, _, part = name.rpartition("_")
-    if base in _HISTOGRAMS and math.isfinite(value):
+    if base in _HISTOGRAMS:
         histogram = traffic[_HISTOGRAMS[base]]
         if part == "bucket":
             histogram.counts[float(labels["le"])] += round(value)
@@ -93,6 +108,10 @@ def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> N
             histogram.total += value
     elif name == "vllm:num_preemptions_total":
         traffic.preemptions += round(value)
+    elif name == "vllm:generation_tokens_total":
+        traffic.tokens += value
+    elif name == "vllm:kv_cache_usage_perc":
+        traffic.kv_usage = max(value, traffic.kv_usage or 0.0)
     elif name == "conveyor_engine_batch_close_total":
         traffic.closes[labels["reason"]] += round(value)
     elif name == "vllm:cache_config_info":

@@ -55,6 +55,7 @@ METRICS_PORT: Final = 10250  # firewalls of private clusters allow the control p
 METRICS_PORT_NAME: Final = "https"
 METRICS_SERVICE_PORT: Final = 443
 METRICS_ADMIN_PORT: Final = 8081
+CONSOLE_PORT: Final = 8080
 OPERATOR_ADMIN_PORT: Final = 8081
 
 # HTTP paths. The gateway has /healthz in place of /livez, and serves its two probes on the port for clients too.
@@ -66,6 +67,9 @@ DEMAND_PATH: Final = "/demand"
 ACTIVITY_PATH: Final = "/activity"
 START_PATH: Final = "/start"
 ADAPTERS_PAGE: Final = "/adapters"
+ENGINES_PAGE: Final = "/engines"
+STEPS_PAGE: Final = "/steps"
+RECEIPTS_PAGE: Final = "/receipts"
 RECEIPT_PATH: Final = "/receipt"
 USAGE_PAGE: Final = "/usage"
 KEYS_PAGE: Final = "/keys"

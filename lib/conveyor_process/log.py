@@ -30,8 +30,8 @@ _PAIR: Final = re.compile(r'([a-z][a-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)
 _ARGUMENT: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z])")
 _NUMBERS: Final = "dfg"
 _OWN_LOGGERS: Final = (
-    "conveyor_engine", "conveyor_gateway", "conveyor_jobs", "conveyor_kube", "conveyor_metrics", "conveyor_operator",
-    "conveyor_process",
+    "conveyor_console", "conveyor_engine", "conveyor_gateway", "conveyor_jobs", "conveyor_kube", "conveyor_metrics",
+    "conveyor_operator", "conveyor_process",
 )  # fmt: skip
 _LIBRARY_WARNINGS_MAX: Final = 20  # warnings of one logger in a minute
 _BARE: Final = re.compile('[^ "=]+')

@@ -1,11 +1,11 @@
 """The pages of a gateway's admin port that other programs read. Both sides use these types.
 
-The metrics server reads `/demand`, and the operator reads `/activity` and `/start`. A reader ignores unknown fields,
-and fields with a default may be missing, because gateways of an earlier release may respond. The key of a service
-is `namespace/name`, and the key of an engine is `host:port`.
+The metrics server reads `/demand`, the console `/demand` and `/engines`, and the operator `/activity` and `/start`. A
+reader ignores unknown fields, and fields with a default may be missing, because gateways of an earlier release may
+respond. The key of a service is `namespace/name`, and the key of an engine is `host:port`.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -108,6 +108,26 @@ class Adapters(Struct, frozen=True):
     """
 
     adapters: dict[str, dict[str, AdapterCounts]]
+
+
+ENGINE_FAMILIES: Final = (
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc",
+)
+"""The families of an engine's metrics that `Engines` contains. Engines with `runtime: VLLM` have them too."""
+
+
+class Engines(Struct, frozen=True):
+    """`GET /engines?service=<namespace>/<name>`: the lines of engines' metrics that are of ENGINE_FAMILIES.
+
+    By engine, in Prometheus' text format, as the engines returned them. Engines that do not answer are left out, and so
+    are all but the first ones of a service with many.
+    """
+
+    engines: dict[str, str]
 
 
 class Start(Struct, frozen=True):

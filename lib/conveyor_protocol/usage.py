@@ -80,3 +80,11 @@ class RequestReceipt(Struct, frozen=True, kw_only=True):
     """At engines, including their queues."""
     used: UsedTokens | None
     """What the engine reports; None if it reports nothing."""
+
+
+class SlowestReceipts(Struct, frozen=True):
+    """`GET /receipts?service=<namespace>/<name>`: the slowest requests of those whose receipts this gateway keeps."""
+
+    receipts: list[RequestReceipt]
+    num_kept: TokenCount
+    """Receipts of this service that it keeps."""

@@ -21,6 +21,7 @@ import yaml
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Space, wait_until
 
+import conveyor_console.settings
 import conveyor_gateway.settings
 import conveyor_metrics.settings
 import conveyor_operator.settings
@@ -35,9 +36,10 @@ Json = dict[str, Any]
 CHART = REPOSITORY / "charts" / "conveyor"
 RELEASE = "conveyor"
 API_SERVICES_PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
-PROCESSES = ("operator", "gateway", "metrics")
+PROCESSES = ("operator", "gateway", "metrics")  # that the chart installs by default
 PARSERS: dict[str, Callable[[Sequence[str], dict[str, str]], object]] = {
     "conveyor-operator": conveyor_operator.settings.PROGRAM.parse,
+    "conveyor-console": conveyor_console.settings.PROGRAM.parse,
     "conveyor-gateway": conveyor_gateway.settings.PROGRAM.parse,
     "conveyor-metrics": conveyor_metrics.settings.PROGRAM.parse,
 }

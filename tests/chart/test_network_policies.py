@@ -9,9 +9,9 @@ from tests.chart.installation import Json, find, render, render_json
 from conveyor_api import names
 from e2e.cluster.paths import REPOSITORY
 
-OPERATOR_PODS, METRICS_PODS = (
+OPERATOR_PODS, METRICS_PODS, CONSOLE_PODS = (
     {"podSelector": {"matchLabels": {names.NAME_LABEL: f"conveyor-{process}", names.INSTANCE_LABEL: "conveyor"}}}
-    for process in ("operator", "metrics")
+    for process in ("operator", "metrics", "console")
 )
 PROMETHEUS, KEDA = (
     {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in ("monitoring", "keda")
@@ -21,9 +21,10 @@ ANYBODY = None
 DOORS: dict[str, dict[int, list[Json] | None]] = {
     "conveyor-gateway": {
         names.GATEWAY_PORT: ANYBODY,
-        names.GATEWAY_ADMIN_PORT: [OPERATOR_PODS, METRICS_PODS, PROMETHEUS],
+        names.GATEWAY_ADMIN_PORT: [OPERATOR_PODS, METRICS_PODS, CONSOLE_PODS, PROMETHEUS],
     },
     "conveyor-metrics": {names.METRICS_PORT: ANYBODY, names.METRICS_ADMIN_PORT: [PROMETHEUS, KEDA]},
+    "conveyor-console": {names.CONSOLE_PORT: []},
     "conveyor-operator": {names.OPERATOR_ADMIN_PORT: [PROMETHEUS]},
 }
 
@@ -31,7 +32,8 @@ DOORS: dict[str, dict[int, list[Json] | None]] = {
 @pytest.mark.parametrize("process", DOORS)
 @pytest.mark.parametrize("prometheus", [True, False])
 def test_a_process_lets_in_who_needs_it_and_nobody_else(process: str, prometheus: bool) -> None:
-    objects = render(*(["networkPolicies.prometheusNamespaces={monitoring}"] if prometheus else []))
+    values = ["networkPolicies.prometheusNamespaces={monitoring}"] if prometheus else []
+    objects = render("console.enabled=true", *values)
     policy = find(objects, "NetworkPolicy", process)["spec"]
     template = find(objects, "Deployment", process)["spec"]["template"]
     assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -46,13 +48,21 @@ def test_a_process_lets_in_who_needs_it_and_nobody_else(process: str, prometheus
     assert doors.keys() <= listened == DOORS[process].keys()
 
 
-def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant(rendered: list[Json]) -> None:
-    """Engines' policies select the gateways by labels, and the gateways' policy selects operator and metrics server."""
+def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant() -> None:
+    """Engines' policies select the gateways by labels, and the gateways' policy selects the programs that read them."""
+    rendered = render("console.enabled=true")
     gateway = find(rendered, "Deployment", "conveyor-gateway")["spec"]["template"]["metadata"]["labels"]
     assert names.GATEWAY_POD_LABELS.items() <= gateway.items()
-    for process, peer in (("operator", OPERATOR_PODS), ("metrics", METRICS_PODS)):
+    for process, peer in (("operator", OPERATOR_PODS), ("metrics", METRICS_PODS), ("console", CONSOLE_PODS)):
         labels = find(rendered, "Deployment", f"conveyor-{process}")["spec"]["template"]["metadata"]["labels"]
         assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_only_the_namespaces_of_the_consoles_proxy_may_connect_to_the_console() -> None:
+    objects = render("console.enabled=true", "networkPolicies.consoleNamespaces={proxies}")
+    (rule,) = find(objects, "NetworkPolicy", "conveyor-console")["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": names.CONSOLE_PORT}]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "proxies"}}}]
 
 
 def test_without_a_metrics_server_the_operator_alone_queries_the_gateways() -> None:

@@ -104,6 +104,7 @@ OWN: dict[str, Json] = {
         "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},
     },
+    "console": {"enabled": True},
     "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
 }
 WHOLE: Json = {
@@ -126,42 +127,47 @@ WHOLE: Json = {
     "prometheusRules": {"create": True},
     "dashboards": {"create": True},
 }
+PARTS = (*PROCESSES, "console")
 DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
 def rendered() -> list[Json]:
-    """The objects of the chart with its defaults, without the CRD."""
-    return render_json()
+    """The objects of the chart with its defaults and the console, without the CRD."""
+    return render_parts()
+
+
+def render_parts(**values: Any) -> list[Json]:
+    return render_json(**{**values, "console": {"enabled": True, **values.get("console", {})}})
 
 
 def test_every_value_has_a_row_here() -> None:
-    assert DEFAULTS.keys() == WHOLE.keys() | {"crds"} | set(PROCESSES)
-    for process in PROCESSES:
+    assert DEFAULTS.keys() == WHOLE.keys() | {"crds"} | set(PARTS)
+    for process in PARTS:
         assert DEFAULTS[process].keys() == PASSED.keys() | OWN[process].keys(), process
 
 
 @pytest.mark.parametrize("value", WHOLE)
 def test_every_value_of_the_whole_changes_what_is_rendered(rendered: list[Json], value: str) -> None:
-    assert render_json(**{value: WHOLE[value]}) != rendered
+    assert render_parts(**{value: WHOLE[value]}) != rendered
 
 
-@pytest.mark.parametrize(("process", "value"), [(p, v) for p in PROCESSES for v in OWN[p]])
+@pytest.mark.parametrize(("process", "value"), [(p, v) for p in PARTS for v in OWN[p]])
 def test_every_value_of_one_part_changes_what_is_rendered(process: str, value: str) -> None:
     more = {"hostNetwork": {"httpsPort": 10251}, "clientHeader": {"trustedProxies": ["10.0.0.0/8"]}}.get(value, {})
     assert render_json(**{process: {value: OWN[process][value], **more}}) != render_json(**{process: more})
 
 
 @pytest.mark.parametrize("value", PASSED)
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", PARTS)
 def test_a_value_reaches_the_part_that_it_is_set_for_and_no_other(
     rendered: list[Json], process: str, value: str
 ) -> None:
     passed = PASSED[value]
     assert not is_there(passed, find(rendered, "Deployment", f"conveyor-{process}"))
-    objects = render_json(**{process: {value: passed.value}})
+    objects = render_parts(**{process: {value: passed.value}})
     assert is_there(passed, find(objects, "Deployment", f"conveyor-{process}"))
-    for other in set(PROCESSES) - {process}:
+    for other in set(PARTS) - {process}:
         name = f"conveyor-{other}"
         assert find(objects, "Deployment", name) == find(rendered, "Deployment", name)
 
@@ -176,7 +182,7 @@ def is_there(passed: Passed, deployment: Json) -> bool:
 @pytest.mark.slow
 def test_the_api_server_takes_all_of_it_at_once(api: Api) -> None:
     everything = {name: passed.value for name, passed in PASSED.items()}
-    values = {process: {**everything, **OWN[process]} for process in PROCESSES}
+    values = {process: {**everything, **OWN[process]} for process in PARTS}
     values["metrics"]["enabled"] = True
     service = {
         "type": "LoadBalancer",
@@ -216,20 +222,20 @@ def test_profiles_restart_the_operator_beside_annotations_of_others() -> None:
     assert marks["annotations"].keys() == {"a", "conveyor.dev/profiles-hash", EVICTABLE}
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", PARTS)
 def test_the_cluster_autoscaler_may_remove_the_nodes_of_the_pods(process: str) -> None:
     """It looks for volumes on the node that this annotation does not name. `podAnnotations` can name others too."""
     more = {"volumes": [{"name": "more", "emptyDir": {}}], "podAnnotations": {EVICTABLE: "tmp,more"}}
     for values, expected in (({}, {"tmp"}), (more, {"tmp", "more"})):
-        deployment = find(render_json(**{process: values}), "Deployment", f"conveyor-{process}")
+        deployment = find(render_parts(**{process: values}), "Deployment", f"conveyor-{process}")
         local = {each["name"] for each in pod(deployment)["volumes"] if {"emptyDir", "hostPath"} & each.keys()}
         assert set(pod_marks(deployment)["annotations"][EVICTABLE].split(",")) == local == expected
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", PARTS)
 def test_a_spread_without_selector_is_about_the_part_s_own_pods(process: str) -> None:
     deployment = find(
-        render_json(**{process: {"topologySpreadConstraints": [ZONES]}}), "Deployment", f"conveyor-{process}"
+        render_parts(**{process: {"topologySpreadConstraints": [ZONES]}}), "Deployment", f"conveyor-{process}"
     )
     selector = {"labelSelector": {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}}
     assert pod(deployment)["topologySpreadConstraints"] == [{**ZONES, **selector}]
@@ -260,11 +266,11 @@ def test_labels_that_the_chart_sets_itself_are_refused_by_name(values: str) -> N
         render(values)
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", PARTS)
 @pytest.mark.parametrize("create", [True, False])
 def test_an_account_is_made_or_another_one_gets_its_rights(process: str, create: bool) -> None:
     account = {"create": create, "name": "given", "annotations": {"iam.example.com/role": "r"}}
-    objects = render_json(**{process: {"serviceAccount": account}})
+    objects = render_parts(**{process: {"serviceAccount": account}})
     made = [item for item in objects if item["kind"] == "ServiceAccount" and item["metadata"]["name"] == "given"]
     assert [item["metadata"]["annotations"] for item in made] == [account["annotations"]] * create
     assert f"conveyor-{process}" not in {i["metadata"]["name"] for i in objects if i["kind"] == "ServiceAccount"}
@@ -288,7 +294,7 @@ def test_pods_run_on_linux_with_a_class_of_their_own_and_reserve_disk(rendered: 
 
 def test_only_pods_that_ask_for_a_token_get_one(rendered: list[Json]) -> None:
     accounts = [item for item in rendered if item["kind"] == "ServiceAccount" and "conveyor-test" not in str(item)]
-    assert len(accounts) == 3
+    assert len(accounts) == len(PARTS)
     assert not any(account["automountServiceAccountToken"] for account in accounts)
     assert all(spec["automountServiceAccountToken"] for spec in pods_of(rendered).values())
 

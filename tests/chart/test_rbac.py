@@ -1,8 +1,8 @@
 """Tests for least privilege: every process works with the chart's roles and uses all rights that they grant.
 
-Operator, gateway and metrics server run as their own ServiceAccounts, with the chart's flags, on a control plane that
-writes down each of their calls. Nothing is missing if they do their work and nothing was refused; nothing is too much
-if every (group, resource, verb) of the rendered roles was used.
+Operator, gateway, metrics server and console run as their own ServiceAccounts, with the chart's flags, on a control
+plane that writes down each of their calls. Nothing is missing if they do their work and nothing was refused; nothing is
+too much if every (group, resource, verb) of the rendered roles was used.
 """
 
 import json
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.chart import installation
 from tests.chart.installation import (
     API_SERVICES_PATH,
-    PROCESSES,
     RELEASE,
     AuditedControlPlane,
     CommandFailed,
@@ -49,6 +49,9 @@ from e2e.cluster.api import Api, ApiError
 
 pytestmark = pytest.mark.slow
 
+PROCESSES = (*installation.PROCESSES, "console")
+WITH_CONSOLE = "console.enabled=true"
+
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
 
@@ -67,16 +70,23 @@ DISCOVERY = {"", "version", "api", "apis", "openapi", "openid", ".well-known"}
 
 
 @pytest.fixture(scope="module")
+def rendered() -> list[Json]:
+    """The objects of the chart with its defaults and the console."""
+    return render(WITH_CONSOLE)
+
+
+@pytest.fixture(scope="module")
 def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
     """The calls of each process after it has done all its work, in a release for the whole cluster."""
-    return run_everything(chart_plane, tmp_path_factory.mktemp("everywhere"))
+    return run_everything(chart_plane, tmp_path_factory.mktemp("everywhere"), f"--set={WITH_CONSOLE}")
 
 
 @pytest.fixture(scope="module")
 def used_in_one(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
     """The calls of each process in a release for one namespace."""
     folder = tmp_path_factory.mktemp("one")
-    return run_everything(chart_plane, folder, f"--set=watchNamespaces={{{namespace_of(folder)}}}")
+    options = (WITH_CONSOLE, f"watchNamespaces={{{namespace_of(folder)}}}")
+    return run_everything(chart_plane, folder, *(f"--set={option}" for option in options))
 
 
 def namespace_of(folder: Path) -> str:
@@ -106,6 +116,9 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
                 wait_for_watches(plane, "gateway", before["gateway"], 4)
                 publish_gateway(api, SYSTEM_NAMESPACE, "gateway", admin_port)
                 exercise_keys(api, space.namespace, f"http://{address}:{port}", check)
+            with running(plane, "console", rendered, folder, "--host=127.0.0.1", "--port=0"):
+                wait_for_watches(plane, "console", before["console"], 2)
+                exercise_console(api, folder / f"console-{SYSTEM_NAMESPACE}.log")
             with running_metrics(plane, rendered, folder, reachable.port):
                 wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)
@@ -197,6 +210,21 @@ def live(objects: list[Json]) -> list[Json]:
     return [item for item in objects if "deletionTimestamp" not in item["metadata"]]
 
 
+def exercise_console(api: Api, log: Path) -> None:
+    """Read the overview as an account without rights."""
+    wait_until("its port", lambda: "serving port=" in log.read_text())
+    port = log.read_text().partition("serving port=")[2].split()[0]
+    token = api.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/default/token", {"spec": {}})
+    headers = {"Authorization": f"Bearer {token['status']['token']}"}
+
+    def is_shown() -> bool:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return b"There are no services that you may see" in response.read()
+
+    wait_until("its page", is_shown)
+
+
 def exercise_registration(release: Release, check: Callable[[], None]) -> None:
     """Let the operator register the APIs while the server answers, and withdraw when another owner takes one over."""
     wait_until("both APIServices", lambda: check() or None not in release.registered())
@@ -261,6 +289,10 @@ def granted_rights(rendered: list[Json], process: str) -> set[Right]:
         reference = binding["roleRef"]
         if reference["name"] == "extension-apiserver-authentication-reader":  # Kubernetes' own
             rights |= {("", "configmaps", verb) for verb in ("list", "watch")}
+            continue
+        if reference["name"] == "system:auth-delegator":  # Kubernetes' own
+            rights |= {("authentication.k8s.io", "tokenreviews", "create")}
+            rights |= {("authorization.k8s.io", "subjectaccessreviews", "create")}
             continue
         for rule in find(rendered, reference["kind"], reference["name"])["rules"]:
             rights |= {(g, r, v) for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}

@@ -51,6 +51,7 @@ VALUES = {
     "without metrics and policies": ("metrics.enabled=false", "networkPolicies.create=false"),
     "everything": FULL,
     "two namespaces": ("watchNamespaces={default,kube-public}",),
+    "console": ("console.enabled=true", "networkPolicies.consoleNamespaces={proxies}"),
 }
 
 
@@ -65,6 +66,7 @@ def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) ->
 def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) -> None:
     pods = pods_of(render(*values))
     processes = [process for process in PROCESSES if process != "metrics" or "metrics.enabled=false" not in values]
+    processes += ["console"] * ("console.enabled=true" in values)
     assert pods.keys() == {f"conveyor-{process}" for process in processes}
     for name, spec in pods.items():
         create_pod(api, name, spec)

@@ -18,6 +18,7 @@ SHARED = (*BELOW_ALL, "lib/conveyor_api", "lib/conveyor_http", "lib/conveyor_kub
 PARTS = {
     "operator": (*SHARED, "operator"),
     "gateway": (*SHARED, TOKENS, "gateway", "metrics", "jobs"),
+    "console": (*SHARED, "cli/conveyor_insight", "console"),
     "cli": (*SHARED, "cli/conveyor_load", "cli/conveyor_insight", "cli/conveyor_kubectl"),
     "engine": (*BELOW_ALL, TOKENS, "engine/conveyor_engine"),
 }

@@ -21,8 +21,9 @@ PROCESSES = {
     "conveyor_operator": ["--admin-port=0"],
     "conveyor_gateway": ["--port=0", "--admin-port=0"],
     "conveyor_metrics": ["--https-port=0", "--admin-port=0"],
+    "conveyor_console": ["--port=0"],
 }
-FOLDERS = ("lib", "operator", "gateway", "metrics", "jobs", "cli", "engine/conveyor_engine")
+FOLDERS = ("lib", "operator", "gateway", "metrics", "console", "jobs", "cli", "engine/conveyor_engine")
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from conveyor_console.settings import PROGRAM as CONSOLE
 from conveyor_engine.config.sources import PROGRAM as ENGINE
 from conveyor_gateway.settings import PROGRAM as GATEWAY
 from conveyor_metrics.settings import PROGRAM as METRICS
@@ -24,10 +25,16 @@ def test_operator_and_gateway_watch_namespaces_by_the_same_name() -> None:
 
 @pytest.mark.parametrize(
     ("module", "given"),
-    [("conveyor_operator", []), ("conveyor_gateway", []), ("conveyor_metrics", []), ("conveyor_engine", ["serve"])],
+    [
+        ("conveyor_operator", []),
+        ("conveyor_gateway", []),
+        ("conveyor_metrics", []),
+        ("conveyor_console", []),
+        ("conveyor_engine", ["serve"]),
+    ],
 )
 def test_a_wrong_value_ends_every_program_with_one_sentence_and_code_2(module: str, given: list[str]) -> None:
-    flag = "--port" if module in ("conveyor_gateway", "conveyor_engine") else "--admin-port"
+    flag = "--port" if module in ("conveyor_gateway", "conveyor_console", "conveyor_engine") else "--admin-port"
     done = subprocess.run(
         [sys.executable, "-m", module, *given, f"{flag}=http"], capture_output=True, text=True, check=False
     )
@@ -39,7 +46,7 @@ def test_a_wrong_value_ends_every_program_with_one_sentence_and_code_2(module: s
 
 def test_a_setting_of_one_name_may_be_the_same_in_every_program() -> None:
     meanings: dict[str, set[str]] = {}
-    for program in (OPERATOR, GATEWAY, METRICS, ENGINE):
+    for program in (OPERATOR, GATEWAY, METRICS, CONSOLE, ENGINE):
         for row in program.rows():
             meanings.setdefault(row.flag, set()).add(row.must_be)
     # A gateway drains as long as the longest request of any service may take, a day.

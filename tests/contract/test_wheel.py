@@ -11,7 +11,8 @@ import pytest
 from e2e.cluster.paths import CACHE, REPOSITORY
 
 PROGRAMS = (
-    "conveyor_operator", "conveyor_gateway", "conveyor_metrics", "conveyor_jobs", "conveyor_kubectl", "conveyor_local",
+    "conveyor_operator", "conveyor_gateway", "conveyor_metrics", "conveyor_console", "conveyor_jobs",
+    "conveyor_kubectl", "conveyor_local",
 )  # fmt: skip
 NOT_SHIPPED = {"conveyor_bench"}
 

@@ -27,7 +27,12 @@ sys.meta_path.insert(0, Slow)
 
 @pytest.mark.parametrize(
     ("program", "module"),
-    [("conveyor_gateway", "uvloop"), ("conveyor_metrics", "conveyor_metrics.server"), ("conveyor_operator", "kopf")],
+    [
+        ("conveyor_gateway", "uvloop"),
+        ("conveyor_metrics", "conveyor_metrics.server"),
+        ("conveyor_console", "conveyor_console.server"),
+        ("conveyor_operator", "kopf"),
+    ],
 )
 def test_sigterm_ends_a_program_that_still_imports(tmp_path: Path, program: str, module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(_SLOW_IMPORT.format(module=module))

@@ -1,4 +1,4 @@
-"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, usage, keys, receipts. For `listener`."""
+"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, engines, usage, keys, receipts."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -8,12 +8,15 @@ from conveyor_api.names import (
     ACTIVITY_PATH,
     ADAPTERS_PAGE,
     DEMAND_PATH,
+    ENGINES_PAGE,
     GATEWAY_HEALTH_PATH,
     KEYS_PAGE,
     PROMETHEUS_PATH,
     READINESS_PATH,
     RECEIPT_PATH,
+    RECEIPTS_PAGE,
     START_PATH,
+    STEPS_PAGE,
     USAGE_PAGE,
 )
 from conveyor_gateway.admission.queues import Queues
@@ -23,6 +26,7 @@ from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed
 from conveyor_gateway.pages.activity import read_activity
 from conveyor_gateway.pages.adapters import read_adapters
 from conveyor_gateway.pages.demand import encode_demand, read_demand
+from conveyor_gateway.pages.engines import read_engines, read_steps
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
@@ -60,6 +64,9 @@ class AdminApp:
             ACTIVITY_PATH: self._send_activity,
             START_PATH: self._send_start,
             ADAPTERS_PAGE: self._send_adapters,
+            ENGINES_PAGE: self._send_engines,
+            STEPS_PAGE: self._send_steps,
+            RECEIPTS_PAGE: self._send_receipts,
             USAGE_PAGE: self._send_usage,
             KEYS_PAGE: self._send_keys,
             RECEIPT_PATH: self._send_receipt,
@@ -104,6 +111,22 @@ class AdminApp:
         self._check_synced()
         service = request.query.get("service", "")
         page = await read_adapters(self._catalog, self._ledger, service, self._transport)
+        return build_json(page, find_request_id(request))
+
+    async def _send_engines(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        service = request.query.get("service", "")
+        page = await read_engines(self._catalog, self._ledger, service, self._transport)
+        return build_json(page, find_request_id(request))
+
+    async def _send_steps(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        service = request.query.get("service", "")
+        page = await read_steps(self._catalog, self._ledger, service, self._transport)
+        return build_json(page, find_request_id(request))
+
+    async def _send_receipts(self, request: BaseRequest) -> Response:
+        page = await self._receipts.find_slowest(request.query.get("service", ""))
         return build_json(page, find_request_id(request))
 
     async def _send_usage(self, request: BaseRequest) -> Response:

@@ -1,14 +1,26 @@
-"""The receipts of the last requests, by request id. `record` adds them, and `pages.receipt` returns them."""
+"""The receipts of the last requests, by request id. `record` adds them, and `listening.admin` returns them."""
 
+import asyncio
+import heapq
+from itertools import count
 from typing import Final
 
 import msgspec
 
-from conveyor_protocol.usage import RequestReceipt
+from conveyor_protocol.usage import RequestReceipt, SlowestReceipts
 
 RECEIPTS_MAX: Final = 10_000
 MAX_BYTES: Final = 8 << 20
+_SLOWEST: Final = 10
+_READ_A_TURN: Final = 500
 _ENTRY_BYTES: Final = 250  # roughly what Python keeps for an entry besides its text
+
+
+class _Brief(msgspec.Struct):
+    """The part of a receipt that is needed to sort it."""
+
+    service: str
+    seconds: float
 
 
 class Receipts:
@@ -32,6 +44,21 @@ class Receipts:
     def find(self, request_id: str) -> bytes | None:
         """Return the JSON of the receipt; None if there is none."""
         return self._encoded.get(request_id)
+
+    async def find_slowest(self, service: str) -> SlowestReceipts:
+        """Return the slowest requests of a service, the slowest first. Other requests are served in between."""
+        slowest: list[tuple[float, int, bytes]] = []
+        number, tie = 0, count()
+        for read, encoded in enumerate(list(self._encoded.values())):
+            brief = msgspec.json.decode(encoded, type=_Brief)
+            if brief.service == service:
+                number += 1
+                push = heapq.heappush if len(slowest) < _SLOWEST else heapq.heappushpop
+                push(slowest, (brief.seconds, next(tie), encoded))
+            if read % _READ_A_TURN == 0:
+                await asyncio.sleep(0)
+        found = [msgspec.json.decode(encoded, type=RequestReceipt) for *_, encoded in sorted(slowest, reverse=True)]
+        return SlowestReceipts(found, number)
 
     def _drop(self, request_id: str) -> None:
         self._num_bytes -= _count_bytes(request_id, self._encoded.pop(request_id))

@@ -6,11 +6,13 @@ from conveyor_gateway.recording.receipts import MAX_BYTES, RECEIPTS_MAX, Receipt
 from conveyor_protocol.usage import RequestReceipt
 
 
-def make_receipt(request_id: str, status: int = 200, path: str = "/v1/completions") -> RequestReceipt:
+def make_receipt(
+    request_id: str, status: int = 200, path: str = "/v1/completions", service: str = "team/qwen", seconds: float = 1.0
+) -> RequestReceipt:
     return RequestReceipt(
-        request_id=request_id, service="team/qwen", path=path, client="10.0.0.1", gateway="gateway-1", engine="-",
-        status=status, reason="-", attempts=1, ended_unix=0.0, seconds=1.0, queue_seconds=0.5, first_byte_seconds=None,
-        engine_seconds=0.5, used=None,
+        request_id=request_id, service=service, path=path, client="10.0.0.1", gateway="gateway-1", engine="-",
+        status=status, reason="-", attempts=1, ended_unix=0.0, seconds=seconds, queue_seconds=0.5,
+        first_byte_seconds=None, engine_seconds=0.5, used=None,
     )  # fmt: skip
 
 
@@ -39,3 +41,15 @@ def test_long_receipts_are_limited_by_their_bytes() -> None:
     assert 1_000 < len(kept) < 2_000
     assert sum(map(len, kept)) < MAX_BYTES
     assert receipts.find(f"r{RECEIPTS_MAX - 1}") is not None
+
+
+async def test_the_slowest_requests_of_a_service_come_first() -> None:
+    receipts = Receipts()
+    for number in range(1_500):
+        receipts.add(make_receipt(f"mine{number}", seconds=float(number * 7 % 1_500)))
+        receipts.add(make_receipt(f"theirs{number}", service="team/qwen-2", seconds=9_999.0))
+    page = await receipts.find_slowest("team/qwen")
+    assert page.num_kept == 1_500
+    assert [receipt.seconds for receipt in page.receipts] == [float(number) for number in range(1_499, 1_489, -1)]
+    assert {receipt.service for receipt in page.receipts} == {"team/qwen"}
+    assert (await receipts.find_slowest("other/qwen")).receipts == []

@@ -1,0 +1,265 @@
+"""Serves the pages: who may see what, the overview and each service with their streams, and the files in `static`.
+
+A caller proves who they are by the header `Authorization: Bearer`, which a proxy may set, or by the cookie of the page
+for signing in, which contains the token. Without a valid token, pages lead to that page, and other requests get 401.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlencode, urlsplit
+
+from aiohttp import web
+from kubernetes.aio.client import ApiClient
+
+from conveyor_api.names import LIVENESS_PATH, READINESS_PATH
+from conveyor_console.access import MAX_TOKEN_BYTES, Access, Caller, Unavailable
+from conveyor_console.events import read_events
+from conveyor_console.gateways import Gateways
+from conveyor_console.overview import Line
+from conveyor_console.pages import (
+    Changes,
+    Detail,
+    Overview,
+    build_detail,
+    build_overview,
+    render_detail,
+    render_overview,
+    render_problem,
+    render_service,
+    render_sign_in,
+)
+from conveyor_console.state import State
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+COOKIE: Final = "conveyor_console_token"
+MAX_STREAMS: Final = 64
+_MAX_QUERY: Final = 128
+_STATIC: Final = Path(__file__).parent / "static"
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_CALLER: Final = web.RequestKey("caller", Caller)
+_OPEN: Final = ("/static/", "/sign-in", "/sign-out", LIVENESS_PATH, READINESS_PATH)
+
+
+class App:
+    """The handlers. missing: returns what the program still waits for; empty when it is ready."""
+
+    def __init__(
+        self, client: ApiClient, state: State, gateways: Gateways, access: Access, missing: Callable[[], list[str]]
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._gateways = gateways
+        self._access = access
+        self._missing = missing
+        self._num_streams = 0
+        self._files = {path.name: path.read_bytes() for path in _STATIC.iterdir() if path.suffix in _TYPES}
+
+    def build(self) -> web.Application:
+        app = web.Application(middlewares=[_secured, self._authenticated], client_max_size=2 * MAX_TOKEN_BYTES)
+        app.router.add_get(LIVENESS_PATH, self._show_live)
+        app.router.add_get(READINESS_PATH, self._show_ready)
+        app.router.add_get("/static/{name}", self._send_file)
+        app.router.add_get("/sign-in", self._show_sign_in)
+        app.router.add_post("/sign-in", self._sign_in)
+        app.router.add_post("/sign-out", self._sign_out)
+        app.router.add_get("/", self._show_overview)
+        app.router.add_get("/events", self._stream_overview)
+        app.router.add_get("/services/{namespace}/{name}", self._show_service)
+        app.router.add_get("/services/{namespace}/{name}/events", self._stream_service)
+        return app
+
+    @web.middleware
+    async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith(_OPEN):
+            return await handler(request)
+        try:
+            caller = await self._access.identify(_find_token(request))
+            if caller is None:
+                return _refuse(request)
+            request[_CALLER] = caller
+            return await handler(request)
+        except Unavailable as error:
+            return _build_page(render_problem("Kubernetes does not answer", f"{error}. Try again."), 503)
+
+    async def _show_live(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _show_ready(self, _request: web.Request) -> web.Response:
+        reasons = self._missing()
+        return web.Response(
+            status=503 if reasons else 200, text=f"waiting for {', '.join(reasons)}\n" if reasons else "ok\n"
+        )
+
+    async def _send_file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._files:
+            raise web.HTTPNotFound
+        headers = {"Cache-Control": "no-cache"}
+        return web.Response(body=self._files[name], content_type=_TYPES[Path(name).suffix], headers=headers)
+
+    async def _show_sign_in(self, _request: web.Request) -> web.Response:
+        return _build_page(render_sign_in())
+
+    async def _sign_in(self, request: web.Request) -> web.Response:
+        token = str((await request.post()).get("token", "")).strip()
+        try:
+            caller = await self._access.identify(token)
+        except Unavailable as error:
+            return _build_page(render_sign_in(f"{error}. Try again."), 503)
+        if caller is None:
+            return _build_page(render_sign_in("Kubernetes does not accept this token. It may have expired."), 401)
+        response = web.Response(status=303, headers={"Location": "/"})
+        is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
+        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=is_secure)
+        return response
+
+    async def _sign_out(self, _request: web.Request) -> web.Response:
+        response = web.Response(status=303, headers={"Location": "/sign-in"})
+        response.del_cookie(COOKIE)
+        return response
+
+    async def _show_overview(self, request: web.Request) -> web.Response:
+        overview, caller = await self._build_overview(request, request[_CALLER]), request[_CALLER]
+        stream = f"/events?{urlencode({'q': overview.query, 'page': overview.number})}"
+        return _build_page(render_overview(overview, caller.name, stream))
+
+    async def _build_overview(self, request: web.Request, caller: Caller) -> Overview:
+        self._state.note_viewer()
+        lines = self._state.lines
+        visible = await self._access.find_visible(caller, {line.service.namespace for line in lines})
+        query, page = request.query.get("q", "")[:_MAX_QUERY].strip().lower(), request.query.get("page", "1")
+        number = int(page) if page.isascii() and page.isdigit() and len(page) < 7 else 1
+        seen = [line for line in lines if line.service.namespace in visible]
+        return build_overview(seen, query, number, self._state.problem)
+
+    async def _stream_overview(self, request: web.Request) -> web.StreamResponse:
+        changes = Changes()
+
+        async def render(caller: Caller) -> str:
+            return changes.render(await self._build_overview(request, caller))
+
+        return await self._stream(request, render)
+
+    async def _show_service(self, request: web.Request) -> web.Response:
+        caller, line = request[_CALLER], await self._find_line(request, request[_CALLER])
+        service, token = line.service, _find_token(request)
+        detail, receipts, (events, problem) = await asyncio.gather(
+            self._build_detail(line),
+            self._gateways.read_slowest(service.key),
+            read_events(self._client, token, service.namespace, service.name),
+        )
+        return _build_page(render_service(detail, caller.name, receipts, events, problem))
+
+    async def _stream_service(self, request: web.Request) -> web.StreamResponse:
+        sent = ""
+
+        async def render(caller: Caller) -> str:
+            nonlocal sent
+            before, sent = sent, render_detail(await self._build_detail(await self._find_line(request, caller)))
+            return "" if sent == before else sent
+
+        return await self._stream(request, render)
+
+    async def _find_line(self, request: web.Request, caller: Caller) -> Line:
+        """Return the line of the service in the path. Raises HTTPNotFound, also if the caller may not see it."""
+        self._state.note_viewer()
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        line = self._state.find_line(f"{namespace}/{name}")
+        if line is None or not await self._access.find_visible(caller, [namespace]):
+            raise web.HTTPNotFound
+        return line
+
+    async def _build_detail(self, line: Line) -> Detail:
+        key, history = line.service.key, self._state.history
+        steps = await self._gateways.read_steps(key)
+        return build_detail(line, history.find_course(key), history.list_decisions(key), steps)
+
+    async def _stream(self, request: web.Request, render: Callable[[Caller], Awaitable[str]]) -> web.StreamResponse:
+        """Send what `render` returns after each read of the gateways, unless it is "", while the token is valid."""
+        if self._num_streams >= MAX_STREAMS:
+            return web.Response(status=503, text=f"there are {MAX_STREAMS} streams already\n")
+        text = await render(request[_CALLER])
+        self._num_streams += 1
+        try:
+            response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            while True:
+                await response.write(_build_event(text))
+                await self._state.wait_for_change()
+                if (caller := await self._access.identify(_find_token(request))) is None:
+                    return response
+                text = await render(caller)
+        except (ConnectionError, Unavailable, web.HTTPNotFound):
+            return response
+        finally:
+            self._num_streams -= 1
+
+
+def _build_event(text: str) -> bytes:
+    """Return a message; a comment, by which a lost connection is found, if there is no text."""
+    if not text:
+        return b":\n\n"
+    return "".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n"
+
+
+@web.middleware
+async def _secured(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Reject requests that another site makes a browser send, and add the headers of `_HEADERS`."""
+    try:
+        response = await handler(request) if _is_own(request) else _reject_foreign()
+    except web.HTTPException as error:
+        response = _build_page(render_problem(error.reason, "There is no such page."), error.status)
+    if not response.prepared:
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+    return response
+
+
+def _is_own(request: web.Request) -> bool:
+    """Return whether a request that changes something comes from this site, or from no browser.
+
+    As in Go's net/http.CrossOriginProtection: browsers send Sec-Fetch-Site, and older ones send Origin.
+    """
+    if request.method in ("GET", "HEAD"):
+        return True
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or urlsplit(origin).netloc == request.host
+
+
+def _reject_foreign() -> web.Response:
+    return _build_page(render_problem("Forbidden", "Another site has sent this request."), 403)
+
+
+def _find_token(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return request.cookies.get(COOKIE, "")
+
+
+def _refuse(request: web.Request) -> web.Response:
+    """Return the response to a request without a valid token."""
+    if request.path == "/" and "Authorization" not in request.headers:
+        return web.Response(status=303, headers={"Location": "/sign-in"})
+    text = render_sign_in("Sign in again: Kubernetes does not accept your token.")
+    response = _build_page(text, 401)
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _build_page(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html")

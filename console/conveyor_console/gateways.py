@@ -1,0 +1,137 @@
+"""Reads the gateways' pages: the requests of all services, and the metrics of the engines of busy ones.
+
+All requests are on one page of each gateway, which is read all the time. The engines' metrics are on one page for each
+service. They are read only while somebody looks, and from one gateway. A round reads at most _MAX_SERVICES services:
+those that were not read for the longest time. So 1,000 busy services cost a gateway no more than 25.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPTS_PAGE, STEPS_PAGE
+from conveyor_console.figures import EngineFigures, Figures
+from conveyor_console.requests import Requests, sum_requests
+from conveyor_kube.gateways import Gateway, GatewayUnreadable, parse_gateways, read_page, slice_name
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json
+from conveyor_protocol.engine_pages import EngineSteps, StepRecord
+from conveyor_protocol.pages import Demand, Engines
+from conveyor_protocol.usage import RequestReceipt, SlowestReceipts
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS: Final = 2.0
+_MAX_DEMAND_BYTES: Final = 8 << 20  # 1,000 services with 10 engines each are 1 MB
+_MAX_SERVICES: Final = 25
+_MAX_RECEIPTS: Final = 10
+_AT_ONCE: Final = 4
+_VIEWED_SECONDS: Final = 30.0
+_KEPT_SECONDS: Final = 180.0  # then figures are too old to be shown
+
+
+_Page = TypeVar("_Page")
+
+
+class Gateways:
+    """What the gateways report. `requests`: by service, None until a gateway has answered."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._gateways: tuple[Gateway, ...] = ()
+        self._unreadable_slices = Unreadable("slice", "it is ignored")
+        self._engines: dict[str, EngineFigures] = {}
+        self._viewed_at = -_VIEWED_SECONDS
+        self.requests: dict[str, Requests] | None = None
+        self.problem = "the gateways have not been read yet."
+        """Why some requests are missing; empty if all gateways answered the last time."""
+
+    def set_slices(self, slices: Iterable[Json]) -> None:
+        slices = list(slices)
+        self._unreadable_slices.forget_others({slice_name(piece) for piece in slices}, "")
+        self._gateways = parse_gateways(slices, self._unreadable_slices)
+
+    def note_viewer(self) -> None:
+        """Read the engines' metrics for the next _VIEWED_SECONDS."""
+        self._viewed_at = time.monotonic()
+
+    def find_figures(self, service: str) -> Figures | None:
+        """Return the figures of the service's engines; None if they were not read lately."""
+        found = self._engines.get(service)
+        return None if found is None or time.monotonic() - found.read_at > _KEPT_SECONDS else found.figures
+
+    async def read(self, services: Iterable[str]) -> None:
+        """Read all gateways once. services: the services by `namespace/name` that exist."""
+        gateways = self._gateways
+        answers = await asyncio.gather(*map(self._read_demand, gateways))
+        read = [each for each in answers if isinstance(each, Demand)]
+        self._note_problems([each for each in answers if isinstance(each, str)])
+        self.requests = sum_requests(read) if read else None
+        existing = set(services)
+        self._engines = {key: each for key, each in self._engines.items() if key in existing}
+        if time.monotonic() - self._viewed_at < _VIEWED_SECONDS:
+            await self._read_engines([each for each in gateways if each.serving])
+
+    async def read_steps(self, service: str) -> dict[str, list[StepRecord]]:
+        """Return the last steps of the service's engines, by engine; nothing if no gateway answers."""
+        for gateway in random.sample(self._gateways, len(self._gateways)):
+            page = await self._read_page(gateway, STEPS_PAGE, service, EngineSteps)
+            if page is not None:
+                return page.engines
+        return {}
+
+    async def read_slowest(self, service: str) -> list[RequestReceipt]:
+        """Return the service's slowest requests of those that the gateways keep, the slowest first."""
+        pages = await asyncio.gather(
+            *(self._read_page(each, RECEIPTS_PAGE, service, SlowestReceipts) for each in self._gateways)
+        )
+        receipts = [receipt for page in pages if page is not None for receipt in page.receipts]
+        return sorted(receipts, key=lambda receipt: -receipt.seconds)[:_MAX_RECEIPTS]
+
+    async def _read_page(self, gateway: Gateway, path: str, service: str, kind: type[_Page]) -> _Page | None:
+        try:
+            page = await read_page(self._session, gateway, path, _TIMEOUT_SECONDS, {"service": service})
+            return None if page is None else msgspec.json.decode(page, type=kind)
+        except (GatewayUnreadable, msgspec.DecodeError, RecursionError) as error:
+            logger.debug("event=page_unreadable path=%s service=%s error=%s", path, service, error)
+            return None
+
+    def _note_problems(self, reasons: Sequence[str]) -> None:
+        """Set the problem. The reasons have addresses, so they are logged and not shown."""
+        problem = f"{len(reasons)} of {len(self._gateways)} gateways did not answer." if reasons else ""
+        if not self._gateways:
+            problem = "no gateway runs."
+        if problem and problem != self.problem:
+            logger.warning("event=gateways_unreadable error=%s", reasons[0] if reasons else problem)
+        self.problem = problem
+
+    async def _read_demand(self, gateway: Gateway) -> Demand | str | None:
+        """Return the page; None if the gateway cannot hold a request, or the reason why it cannot be read."""
+        try:
+            page = await read_page(self._session, gateway, DEMAND_PATH, _TIMEOUT_SECONDS, max_bytes=_MAX_DEMAND_BYTES)
+            return None if page is None else msgspec.json.decode(page, type=Demand)
+        except (GatewayUnreadable, msgspec.DecodeError, RecursionError) as error:
+            return f"{gateway}: {error}"
+
+    async def _read_engines(self, gateways: list[Gateway]) -> None:
+        busy = [key for key, each in (self.requests or {}).items() if each.ready]
+        chosen = sorted(busy, key=lambda key: self._engines[key].read_at if key in self._engines else 0.0)
+        remaining = iter(zip(chosen[:_MAX_SERVICES], cycle(gateways), strict=False))
+
+        async def go_on() -> None:
+            for key, gateway in remaining:
+                await self._read_service(gateway, key)
+
+        await asyncio.gather(*(go_on() for _ in range(_AT_ONCE)))
+
+    async def _read_service(self, gateway: Gateway, service: str) -> None:
+        found = self._engines.setdefault(service, EngineFigures())
+        page = await self._read_page(gateway, ENGINES_PAGE, service, Engines)
+        found.add({} if page is None else page.engines, time.monotonic())

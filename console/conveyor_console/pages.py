@@ -1,0 +1,162 @@
+"""Renders the pages from the templates. Every value is escaped: names, reasons and messages come from tenants."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from conveyor_console.events import Event
+from conveyor_console.history import Course
+from conveyor_console.overview import Line, Trouble, show_seconds
+from conveyor_console.pictures import (
+    LINES_HEIGHT,
+    STEPS_HEIGHT,
+    WIDTH,
+    Chart,
+    StepPicture,
+    draw_lines,
+    draw_steps,
+    show_time,
+)
+from conveyor_insight.receipts import explain_receipt
+from conveyor_protocol.engine_pages import StepRecord
+from conveyor_protocol.usage import RequestReceipt
+
+LINES_A_PAGE: Final = 50
+_MAX_PICTURES: Final = 4
+_ENVIRONMENT: Final = Environment(
+    loader=PackageLoader("conveyor_console"),
+    autoescape=True,
+    auto_reload=False,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_UNKNOWN: Final = "–"
+
+
+def _show_time(seconds: float | None) -> str:
+    return _UNKNOWN if seconds is None else show_seconds(seconds)
+
+
+def _show_rate(rate: float | None) -> str:
+    if rate is None:
+        return _UNKNOWN
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _show_share(share: float | None) -> str:
+    return _UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _find_id(key: str) -> str:
+    """Return the `id` of a service's line, which needs no escape in selectors."""
+    return f"s{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+_ENVIRONMENT.globals |= {"width": WIDTH, "steps_height": STEPS_HEIGHT, "lines_height": LINES_HEIGHT}
+_ENVIRONMENT.filters |= {"time": _show_time, "rate": _show_rate, "share": _show_share, "line_id": _find_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One page of the overview, for one caller. `number`: of the page, from 1."""
+
+    lines: Sequence[Line]
+    number: int
+    num_pages: int
+    summary: str
+    query: str
+
+
+def build_overview(lines: Sequence[Line], query: str, number: int, problem: str) -> Overview:
+    """Return a page of the lines whose service contains the query. problem: why figures are missing, or ""."""
+    found = [line for line in lines if query in line.service.key] if query else lines
+    num_pages = max(1, -(-len(found) // LINES_A_PAGE))
+    number = min(max(1, number), num_pages)
+    shown = found[(number - 1) * LINES_A_PAGE : number * LINES_A_PAGE]
+    return Overview(shown, number, num_pages, _summarize(found, problem), query)
+
+
+def _summarize(lines: Sequence[Line], problem: str) -> str:
+    counts = {trouble: sum(line.trouble is trouble for line in lines) for trouble in Trouble}
+    down, well = counts[Trouble.DOWN], counts[Trouble.WELL] + counts[Trouble.ASLEEP]
+    noun = "service" if len(lines) == 1 else "services"
+    text = f"{len(lines):,} {noun}: {down:,} not ready, {len(lines) - down - well:,} to look at, {well:,} well."
+    return f"{text} Some figures are missing: {problem}" if problem else text
+
+
+def render_overview(overview: Overview, caller: str, stream: str) -> str:
+    """Return the whole page. stream: URL of the events with its changes."""
+    return _render("overview.html", overview=overview, caller=caller, stream=stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What the page of one service shows."""
+
+    line: Line
+    charts: Sequence[Chart]
+    decisions: Sequence[tuple[str, str]]
+    pictures: Sequence[StepPicture]
+
+
+def build_detail(
+    line: Line, course: Course, decisions: Sequence[tuple[float, str]], steps: Mapping[str, Sequence[StepRecord]]
+) -> Detail:
+    charts = [
+        draw_lines("Requests", course.times, queued=course.queued, at_engines=course.at_engines),
+        draw_lines("Replicas", course.times, ready=course.ready, desired=course.desired),
+        draw_lines("Tokens/s", course.times, generated=course.tokens),
+    ]
+    pictures = [draw_steps(engine, each) for engine, each in sorted(steps.items())[:_MAX_PICTURES] if each]
+    return Detail(line, charts, [(show_time(at), words) for at, words in decisions], pictures)
+
+
+def render_service(
+    detail: Detail, caller: str, receipts: Sequence[RequestReceipt], events: Sequence[Event], no_events: str
+) -> str:
+    """Return the whole page. Receipts and Events do not change while it is open."""
+    told = list(map(explain_receipt, receipts))
+    return _render("service.html", detail=detail, caller=caller, receipts=told, events=events, no_events=no_events)
+
+
+def render_detail(detail: Detail) -> str:
+    """Return the part of the page that changes."""
+    return _render("detail.html", detail=detail)
+
+
+def render_sign_in(problem: str = "") -> str:
+    return _render("sign_in.html", problem=problem)
+
+
+def render_problem(title: str, message: str) -> str:
+    return _render("problem.html", title=title, message=message)
+
+
+class Changes:
+    """Renders what has changed on a page since the last call, as elements that htmx puts in place of the old ones."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, str] = {}
+        self._summary = ""
+
+    def render(self, overview: Overview) -> str:
+        """Return the elements; "" if nothing has changed. The first call returns all of them."""
+        lines = {line.service.key: _render("line.html", line=line, swaps=True) for line in overview.lines}
+        parts = []
+        if list(lines) != list(self._lines):
+            parts.append(_render("lines.html", overview=overview, swaps=True))
+        else:
+            parts += [text for key, text in lines.items() if text != self._lines[key]]
+        if overview.summary != self._summary:
+            parts.append(_render("summary.html", overview=overview, swaps=True))
+        self._lines, self._summary = lines, overview.summary
+        return "".join(parts)
+
+
+def _render(template: str, **values: Any) -> str:
+    known: Mapping[str, Any] = {"swaps": False}
+    return _ENVIRONMENT.get_template(template).render({**known, **values})

@@ -1,0 +1,77 @@
+"""Tests the pages in headless Chromium: keyboard, widths, dark and light, and changes that arrive by themselves."""
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.console.process import ConsoleProcess
+from tests.console.test_console import HOSTILE, set_ready
+from tests.contract.serving import serving
+from tests.engine.processes import EngineServer
+from tests.gateway.cluster import Cluster
+from tests.gateway.process import GatewayProcess
+
+from e2e.clients.matrix import BROWSER
+from e2e.cluster import programs
+from e2e.cluster.api import Api
+from e2e.cluster.paths import CACHE
+
+pytestmark = pytest.mark.brings_browser
+
+PROGRAM = Path(__file__).with_name("browser.mjs")
+FOLDER = CACHE / "browser"
+PICTURES = Path(__file__).resolve().parents[2] / "build" / "console"
+BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True}
+READY = {"type": "Ready", "status": "True", "reason": "Ready", "message": "1 of 1 pods are ready"}
+DOWN = {"type": "Ready", "status": "False", "reason": "ImagePullFailed", "message": HOSTILE}
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    """The folder with Chromium and its driver. It is filled at the first use."""
+    if not (FOLDER / "node_modules").exists():
+        names = [package.removeprefix("npm:") for package in BROWSER]
+        programs.run_quietly("npm", "install", "--no-audit", "--no-fund", "--prefix", FOLDER, *names)
+    return FOLDER
+
+
+async def test_the_pages_work_in_a_browser(
+    console: ConsoleProcess,
+    engine: EngineServer,
+    gateway: GatewayProcess,
+    crd: Api,
+    cluster: Cluster,
+    token: str,
+    packages: Path,
+) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    async with serving(engine, [gateway], crd, cluster.namespace) as service, aiohttp.ClientSession() as http:
+
+        async def send() -> None:
+            while True:
+                async with http.post(f"{gateway.url}/{service}/v1/completions", json=BODY) as answer:
+                    await answer.read()
+
+        await asyncio.to_thread(cluster.apply_service, "broken")
+        await asyncio.to_thread(set_ready, cluster, "broken", DOWN, autoscaling={"message": HOSTILE})
+        await asyncio.to_thread(set_ready, cluster, "tiny", READY, readyReplicas=1, desiredReplicas=1)
+        sending = [asyncio.create_task(send()) for _ in range(6)]
+        try:
+            command = ["node", str(PROGRAM), console.url, token, service, str(PICTURES)]
+            process = await asyncio.create_subprocess_exec(
+                *command, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            assert process.stdout is not None
+            line = await asyncio.wait_for(process.stdout.readline(), 60)
+            decision = {"message": "scaled 1 -> 2: inference_in_flight 6 / 3 -> 2", "reason": "Decided"}
+            await asyncio.to_thread(
+                set_ready, cluster, "tiny", READY, readyReplicas=1, desiredReplicas=2, autoscaling=decision
+            )
+            _, errors = await asyncio.wait_for(process.communicate(), 90)
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+    assert (line, process.returncode) == (b"watching\n", 0), errors.decode()
