@@ -4,8 +4,10 @@ import re
 
 import pytest
 import yaml
-from tests.chart.installation import HelmFailed, find, render
+from tests.chart.installation import HelmFailed, find, path_of, render
 
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e.cluster.api import Api
 from e2e.cluster.paths import REPOSITORY
 
 ROLE = ("Role", "conveyor-gateway-gateways")
@@ -36,6 +38,26 @@ def test_the_page_s_value_lets_the_gateways_prove_their_account(given: tuple[str
     (rule,) = [rule for rule in find(objects, *ROLE)["rules"] if rule["apiGroups"] == [""]]
     assert rule["resources"] == ["serviceaccounts/token"]
     assert (rule["resourceNames"], rule["verbs"]) == ([account], ["create"])
+
+
+def test_the_gateway_may_create_tokens_of_no_other_account(api: Api) -> None:
+    objects = render(read_page())
+    for kind in ("Role", "RoleBinding"):
+        body = find(objects, kind, ROLE[1])
+        api.apply(path_of(api, body), body)
+
+    def may(verb: str, account: str, subresource: str = "token") -> bool:
+        what = {"resource": "serviceaccounts", "subresource": subresource, "name": account, "verb": verb}
+        user = f"system:serviceaccount:{SYSTEM_NAMESPACE}:conveyor-gateway"
+        spec = {"user": user, "resourceAttributes": {"namespace": SYSTEM_NAMESPACE, **what}}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        allowed: bool = api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"]
+        return allowed
+
+    assert may("create", "conveyor-gateway")
+    assert not may("create", "conveyor-operator")
+    assert not may("get", "conveyor-gateway")
+    assert not may("create", "conveyor-gateway", "")
 
 
 def test_by_default_engines_answer_everyone_and_gateways_may_create_no_token() -> None:
