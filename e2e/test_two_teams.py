@@ -61,9 +61,9 @@ def chat(client: openai.OpenAI) -> int:
 
 
 def find_status(client: openai.OpenAI) -> int:
-    """Return the status of the error that a small chat gets; 200 without one."""
+    """Return the status with which a gateway lists the service's models, which needs the key and no engine."""
     try:
-        chat(client)
+        client.models.list()
     except openai.APIStatusError as error:
         return error.status_code
     return 200
@@ -99,12 +99,16 @@ def test_two_teams_from_their_keys_to_their_usage(namespace: str, other_team: st
 
     kube.kubectl("conveyor", "key", "revoke", "ci", "-n", namespace)
     began = time.monotonic()
-    kube.wait_until("the end of the key", lambda: find_status(connect(own, namespace)) == 401 or None, 30)
+    each_time = range(6)  # each client has a connection of its own, to one of the gateways
+    kube.wait_until("the end", lambda: {find_status(connect(own, namespace)) for _ in each_time} == {401} or None, 30)
     assert time.monotonic() - began < REVOKED_SECONDS
 
     def find_usage(by: str) -> dict[str, int]:
-        """Return the requests of each row."""
-        totals = json.loads(kube.kubectl("conveyor", "usage", f"--by={by}", "--since=1d", "-o", "json"))
+        """Return the requests of each row. There is none before the operator has read the gateways."""
+        try:
+            totals = json.loads(kube.kubectl("conveyor", "usage", f"--by={by}", "--since=1d", "-o", "json"))
+        except kube.CommandFailed:
+            return {}
         return {name: total["requests"] for name, total in totals.items()}
 
     kube.wait_until("the usage", lambda: find_usage("key").get(f"{namespace}/ci", 0) >= 4 or None, 60)
@@ -119,11 +123,11 @@ def test_engines_answer_only_gateways_if_the_chart_says_so(namespace: str) -> No
     kube.apply(service("chat"), namespace)
     kube.wait_ready("chat", namespace)
     client = connect("none", namespace)
-    assert find_status(client) == 200
+    assert chat(client) > 0
     install("engine.access=Gateways")
     try:
         kube.wait_until("the new engine", lambda: find_direct(namespace) == 401 or None, 300)
-        assert find_status(client) == 200
+        assert chat(client) > 0
         token = kube.kubectl("create", "token", "chat-engine", "-n", namespace, f"--audience=conveyor/{namespace}")
         assert find_direct(namespace, token.strip()) == 200
     finally:
