@@ -271,8 +271,8 @@ faults: venv tools ## Break the API server and Conveyor's processes in twenty wa
 	$(PY) -m pytest -p no:cacheprovider -m nightly tests/faults
 
 # What is in the two images: the extras of their Dockerfiles.
-EXTRAS_control := --extra operator --extra gateway --extra console
-EXTRAS_engine := --extra engine
+EXTRAS_control := --extra operator --extra gateway --extra console --extra traces
+EXTRAS_engine := --extra engine --extra traces
 release-dry-run: $(UV) ## Build what a release publishes, but for the images: the wheel, the packaged chart, and bills of materials (CycloneDX)
 	$(UV) build --quiet --wheel --out-dir dist/release
 	python3 charts/package.py --out dist/release --registry registry.example.com/conveyor \

@@ -50,6 +50,7 @@ from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_process.listening import allow_open_files
 from conveyor_process.serving_certificate import ServingCertificate
+from conveyor_process.spans import build_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,10 @@ class Server:
         )
         catalog.keys.subscribe(metrics.drop_client)
         metrics.gauges = ServiceGauges(queues)
-        metrics.registry.register(StateCollector(catalog, self._readiness, ledger))
         book = UsageBook()
-        recorder = Recorder(metrics, catalog.directory, book)
+        self._tracer = build_tracer("conveyor-gateway")
+        recorder = Recorder(metrics, catalog.directory, book, self._tracer)
+        metrics.registry.register(StateCollector(catalog, self._readiness, ledger, self._tracer))
         parts = SharedParts(
             catalog.directory,
             queues,
@@ -145,6 +147,8 @@ class Server:
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. `end_now` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
+            if self._tracer is not None:
+                stack.callback(self._tracer.shut_down)
             stack.push_async_callback(self._engines.close)
             await stack.enter_async_context(self._source.filling(self._catalog, self._queues, self._transport.tokens))
             for listener in (self._admin, self._public):

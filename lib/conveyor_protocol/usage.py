@@ -7,6 +7,7 @@ may be missing, because the other program may be of an earlier release.
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 TokenCount = Annotated[int, Meta(ge=0, le=10**9)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
@@ -50,6 +51,19 @@ class UsedTokens(Struct, frozen=True, omit_defaults=True):
     """False if the engine process has not ended all of the request yet. `GET /usage` waits until it has."""
     receipt: EngineReceipt | None = None
     """None if the request has not ended."""
+
+
+def describe_used(used: UsedTokens) -> dict[str, str | int | float]:
+    """Return the attributes of a span: tokens by OpenTelemetry's conventions, and the receipt's fields."""
+    attributes: dict[str, str | int | float] = {
+        "gen_ai.usage.input_tokens": used.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": used.cached_tokens,
+        "gen_ai.usage.output_tokens": used.completion_tokens,
+    }
+    if used.receipt is not None:
+        fields = asdict(used.receipt).items()
+        attributes |= {f"conveyor.{name}": value for name, value in fields if value is not None}
+    return attributes
 
 
 class RequestReceipt(Struct, frozen=True, kw_only=True):

@@ -3,11 +3,11 @@
 The operator's other modules write them, and `health` serves them. This module has no other state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -61,6 +61,17 @@ class ServiceStates(Collector):
                 replicas.add_metric([*key, of], count)
         yield conditions
         yield replicas
+
+
+class LostSpans(Collector):
+    """Counts lost spans by `count`, which `process` sets if traces are exported."""
+
+    def __init__(self) -> None:
+        self.count: Callable[[], int] = lambda: 0
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Sampled spans that no collector got."
+        yield CounterMetricFamily("conveyor_operator_lost_spans", text, value=self.count())
 
 
 class Metrics:
@@ -129,5 +140,7 @@ class Metrics:
             "When the metrics server's serving certificate expires; 0 without a certificate.",
             registry=self.registry,
         )
+        self.lost_spans = LostSpans()
+        self.registry.register(self.lost_spans)
         self.services = ServiceStates()
         self.registry.register(self.services)

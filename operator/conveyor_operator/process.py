@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import kopf
 
@@ -41,6 +41,10 @@ from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
 from conveyor_operator.usage.keeper import UsageKeeper
 from conveyor_operator.usage.key_status import KeyStatusKeeper
+from conveyor_process.spans import build_tracer
+
+if TYPE_CHECKING:
+    from conveyor_process.otlp import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +59,8 @@ def build_resources(settings: Settings, metrics: Metrics, sources: Sources) -> t
 class Operator:
     """The parts of one process, and the `Sources` of its resources."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, cluster: Cluster, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
+        """tracer: None if traces are not exported."""
         self.settings = settings
         self.cluster = cluster
         self.metrics = metrics
@@ -75,7 +80,8 @@ class Operator:
         self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.store.follow(INFERENCE_SERVICE, self._drop_series)
         self.resources: Sequence[Resource] = build_resources(settings, metrics, self)
-        self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
+        reconcile = Reconciler(self.resources, cluster, self.store).reconcile
+        self.workers = Workers(reconcile, metrics, settings.workers, tracer)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
         self.optional = OptionalKinds(cluster, self.resources, self.watches, settings.watch_namespaces, self._mark_all)
         self.health = Health(self.workers.longest_run_seconds)
@@ -259,8 +265,11 @@ def _end_at_once() -> None:
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:
     """Connect and run the operator until it is told to stop. Raises the error that makes it impossible to continue."""
-    metrics = Metrics()
+    metrics, tracer = Metrics(), build_tracer("conveyor-operator")
     configuration = await load_configuration(settings.kubeconfig)
     async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            metrics.lost_spans.count = lambda: tracer.num_lost
+            stack.callback(tracer.shut_down)
         cluster = await stack.enter_async_context(Cluster(configuration, metrics, settings.api_calls_per_second))
-        await Operator(settings, cluster, metrics).run(stop)
+        await Operator(settings, cluster, metrics, tracer).run(stop)

@@ -126,6 +126,7 @@ WHOLE: Json = {
     "podMonitors": {"create": True},
     "prometheusRules": {"create": True},
     "dashboards": {"create": True},
+    "traces": {"endpoint": "http://collector:4318"},
 }
 PARTS = (*PROCESSES, "console")
 DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -88,6 +88,8 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("podMonitors.interval=30", "at '/podMonitors/interval': got number, want string"),
         ("gateway.service.spec.selector.a=b", "'selector'"),
         ("global.imageRegistry=https://registry.example.com", "'https://registry.example.com' does not match pattern"),
+        ("traces.endpoint=collector:4318", "'collector:4318' does not match pattern"),
+        ("traces.ratio=2", "at '/traces/ratio': maximum: got 2, want 1"),
         ("podMonitor.create=true", "additional properties 'podMonitor' not allowed"),
     ],
 )

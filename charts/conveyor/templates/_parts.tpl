@@ -131,7 +131,8 @@ name: {{ .process }}
 image: {{ include "conveyor.image" (dict "root" .root "image" .root.Values.image) | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext: {{- toYaml (mergeOverwrite $context $own.securityContext) | nindent 2 }}
-{{- with concat (.env | default list) ($own.env | default list) }}
+{{- $traces := has .process (list "gateway" "operator") | ternary (include "conveyor.tracesEnv" .root | fromYamlArray) list }}
+{{- with concat (.env | default list) $traces ($own.env | default list) }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $own.envFrom }}
@@ -144,6 +145,31 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{- $_ := set $resources.requests "memory" (printf "%dMi" (add $memory 90)) }}{{/* of connections: docs/tls.md */}}
 {{- end }}
 resources: {{- toYaml $resources | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The variables with which a program exports traces. Engines follow the gateways' choice of requests. */}}
+{{- define "conveyor.tracesEnv" -}}
+{{- with .Values.traces }}
+{{- if .endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: OTEL_TRACES_SAMPLER, value: parentbased_traceidratio}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .ratio | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The profiles, where the engines of all services get the collector of traces from. */}}
+{{- define "conveyor.profiles" -}}
+{{- $profiles := deepCopy .Values.profiles }}
+{{- with .Values.traces.endpoint }}
+{{- $default := $profiles.default | default dict }}
+{{- $pod := $default.pod | default dict }}
+{{- $env := append ($pod.env | default list) (dict "name" "OTEL_EXPORTER_OTLP_ENDPOINT" "value" .) }}
+{{- $_ := set $profiles "default" (merge (dict "pod" (merge (dict "env" $env) $pod)) $default) }}
+{{- end }}
+{{- with $profiles }}
+{{- toYaml . }}
 {{- end }}
 {{- end }}
 

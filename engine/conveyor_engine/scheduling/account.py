@@ -12,6 +12,7 @@ class Account:
         "num_rows",
         "num_steps",
         "padding_seconds",
+        "preempted_at",
         "seconds",
         "seconds_when_finished",
         "since",
@@ -29,6 +30,7 @@ class Account:
         self.batch_wait_seconds = 0.0  # how long its batch waited to be closed
         self.close_reason: str | None = None  # why its batch closed; None if requests join at each step
         self.first_token_time: float | None = None
+        self.preempted_at: tuple[float, ...] = ()
         self.seconds_when_finished: float | None = None  # from then on its row computes dummies
 
     def add(self, seconds: float, num_rows: int) -> None:

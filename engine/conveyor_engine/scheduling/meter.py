@@ -8,11 +8,14 @@ what each step costs a row with one token. A request reads the sum when it begin
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from conveyor_engine.scheduling.account import Account
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import Receipt
+
+_PREEMPTIONS_MAX: Final = 8  # of one request, whose times are kept
 
 
 class Meter:
@@ -115,6 +118,10 @@ class Meter:
     def note_first_token(self, request: RequestState) -> None:
         request.account.first_token_time = self.step_end
 
+    def note_preempted(self, request: RequestState) -> None:
+        if len(request.account.preempted_at) < _PREEMPTIONS_MAX:
+            request.account.preempted_at += (self._clock(),)
+
     def note_finished(self, request: RequestState) -> None:
         """Count the later steps of the request as padding, because its answer is complete and held back."""
         if request.account.decodes:
@@ -148,6 +155,7 @@ class Meter:
             decode_seconds=max(0.0, end - first),
             neighbours=account.num_rows / account.num_steps - 1 if account.num_steps else 0.0,
             close_reason=account.close_reason,
+            preempted_at=account.preempted_at,
         )
 
 

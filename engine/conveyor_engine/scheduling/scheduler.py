@@ -267,6 +267,7 @@ class Scheduler:
     def _on_preempt(self, request: RequestState) -> None:
         self.waiting.add_preempted(request)
         request.num_preemptions += 1
+        self._meter.note_preempted(request)
         self._counters.count_preemption()
 
     def is_constrained(self, plan: StepPlan) -> bool:

@@ -6,6 +6,7 @@ client leaves. So a bill is open until the last receipt has arrived.
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from conveyor_engine.wire.request import Receipt, RequestOutput
 from conveyor_protocol.usage import EngineReceipt
@@ -21,6 +22,7 @@ class Bill:
         self._settled = asyncio.Event()
         self._settled.set()
         self._slowest: Receipt | None = None
+        self.first_step = 0.0  # time.monotonic() of the first step of the slowest one; 0: it had no step
         self._engine_seconds = self._padding_seconds = 0.0
         self._num_preemptions = 0
 
@@ -41,10 +43,15 @@ class Bill:
             self._padding_seconds += receipt.padding_seconds
             self._num_preemptions += output.num_preemptions
             if self._slowest is None or receipt.total_seconds > self._slowest.total_seconds:
-                self._slowest = receipt
+                self._slowest, self.first_step = receipt, output.scheduled_time
         self._num_open -= 1
         if not self._num_open:
             self._settled.set()
+
+    @property
+    def preempted_at(self) -> Sequence[float]:
+        """When the slowest one was preempted: the first times of `time.monotonic`."""
+        return () if self._slowest is None else self._slowest.preempted_at
 
     async def wait(self) -> None:
         """Return when the bill is settled, or after a few seconds."""

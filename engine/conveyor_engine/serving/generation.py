@@ -5,6 +5,7 @@ one output with a finish reason. The reader gets the last output of every reques
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Self
@@ -75,6 +76,7 @@ class Generation:
         self.on_held: Callable[[int], None] = lambda _: None  # called with each change in the bytes held here
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # the reader that waits for outputs
+        self.opened_at = time.monotonic()  # when its first parts are sent to the engine
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)
 
     async def __aenter__(self) -> Self:

@@ -107,6 +107,7 @@ class Snapshot(Collector):
         self.num_waiting: Callable[[], int] = lambda: self.stats.num_waiting
         self.facts: Callable[[], ModelFacts | None] = lambda: None
         self.start_seconds: Callable[[], Mapping[str, float]] = dict
+        self.num_lost_spans: Callable[[], int] = lambda: 0  # with traces, those of the tracer
 
     def describe(self) -> list[Metric]:
         return []  # otherwise registering would collect the metrics
@@ -130,6 +131,11 @@ class Snapshot(Collector):
         for reason, count in self.stats.batch_close_reasons.items():
             closes.add_metric([*self._values, reason], count)
         yield closes
+        lost = CounterMetricFamily(
+            "conveyor_engine_lost_spans", "Sampled spans that no collector got.", labels=self._names
+        )
+        lost.add_metric(self._values, self.num_lost_spans())
+        yield lost
         yield from self._waiting()
         if (facts := self.facts()) is not None:
             yield self._cache_config(facts)

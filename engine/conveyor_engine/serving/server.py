@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -29,6 +30,7 @@ from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.callers import Callers
 from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.http.request_spans import RequestSpans
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.media import MediaFetcher
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -37,6 +39,10 @@ from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port, listen
 from conveyor_process.serving_certificate import ServingCertificate
 from conveyor_process.settings import SettingsError
+from conveyor_process.spans import build_tracer
+
+if TYPE_CHECKING:
+    from conveyor_process.otlp import Tracer
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _STUCK_LOOK_SECONDS = 1.0  # during a drain: the time between two checks whether the engine hangs
@@ -90,8 +96,12 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     path = config.adapters_file
     adapters = AdapterFile(Path(path), model.adapters, engine, config.adapters_folder) if path else None
     media, created = MediaFetcher(config.media_hosts), int(time.time())
+    tracer, spans = _build_tracer(), None
+    if tracer is not None:
+        spans = RequestSpans(tracer, model.name)
+        metrics.snapshot.num_lost_spans = lambda: tracer.num_lost
     state = AppState(
-        config, model, engine, metrics, workers, media, Memory(), UsageReports(), created, adapters, callers
+        config, model, engine, metrics, workers, media, Memory(), UsageReports(), created, adapters, callers, spans
     )
     server = _Server(
         uvicorn.Config(
@@ -118,6 +128,8 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
             listener.close()
         await engine.stop()
         await workers.stop()
+        if tracer is not None:
+            tracer.shut_down()
     return engine.death
 
 
@@ -125,6 +137,14 @@ def _load_certificate(config: EngineConfig) -> ServingCertificate | None:
     """Return the certificate of the port; None without TLS. Raises ConfigError."""
     try:
         return ServingCertificate(Path(config.tls_folder)) if config.tls_folder else None
+    except SettingsError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _build_tracer() -> "Tracer | None":
+    """Return the tracer; None if no collector is configured. Raises ConfigError."""
+    try:
+        return build_tracer("conveyor-engine")
     except SettingsError as error:
         raise ConfigError(str(error)) from error
 

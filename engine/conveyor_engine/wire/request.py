@@ -140,6 +140,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     decode_seconds: float = 0.0  # from then to its end
     neighbours: float = 0.0  # mean number of other requests in its steps
     close_reason: str | None = None  # why its batch closed; None if it was not in one that closes
+    preempted_at: tuple[float, ...] = ()  # time.monotonic() of its first preemptions
 
     @property
     def total_seconds(self) -> float:

@@ -1,8 +1,9 @@
 """The gauges of the metrics page: the state of each service's queue, and of the gateway as a whole, at scrape time."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from conveyor_gateway.admission.queues import Queues
@@ -11,6 +12,9 @@ from conveyor_gateway.capacity.ledger import Ledger
 from conveyor_gateway.recording.series import write_family, write_labels
 from conveyor_gateway.watching.catalog import Catalog, Service
 from conveyor_gateway.watching.readiness import Readiness
+
+if TYPE_CHECKING:
+    from conveyor_process.otlp import Tracer
 
 _SERVICE = ("namespace", "inference_service")
 
@@ -67,12 +71,13 @@ def _write_classes(queues: _Queues) -> Iterator[bytes]:
 class StateCollector(Collector):
     """The state of the gateway as a whole, at the time of the scrape. Register it with `Metrics.registry`."""
 
-    def __init__(self, catalog: Catalog, readiness: Readiness, ledger: Ledger) -> None:
+    def __init__(self, catalog: Catalog, readiness: Readiness, ledger: Ledger, tracer: "Tracer | None" = None) -> None:
         self._catalog = catalog
         self._readiness = readiness
         self._ledger = ledger
+        self._tracer = tracer
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be parsed.", ("resource",))
         unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
         unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))
@@ -88,6 +93,8 @@ class StateCollector(Collector):
         for namespace, count in self._ledger.requests.namespaces.items():
             requests.add_metric((namespace,), count)
         yield from (held, requests)
+        num_lost = 0 if self._tracer is None else self._tracer.num_lost
+        yield CounterMetricFamily("conveyor_gateway_lost_spans", "Sampled spans that no collector got.", value=num_lost)
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

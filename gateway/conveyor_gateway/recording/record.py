@@ -9,16 +9,23 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from multidict import CIMultiDictProxy
 
 from conveyor_gateway.metering.meters import MeteredRequest
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.receipts import Receipts
+from conveyor_gateway.recording.request_trace import RequestTrace
 from conveyor_gateway.recording.usage_book import UsageBook
 from conveyor_gateway.watching.catalog import Directory
-from conveyor_protocol.usage import RequestReceipt, UsedTokens
+from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
+from conveyor_protocol.gen_ai import describe_operation
+from conveyor_protocol.usage import RequestReceipt, UsedTokens, describe_used
+
+if TYPE_CHECKING:
+    from conveyor_process.otlp import Tracer
 
 logger = logging.getLogger("conveyor_gateway.requests")
 
@@ -54,15 +61,23 @@ class Record:
     awaits_usage: bool = False  # the engine may still send a newer report than `usage`
     engine_seconds: float = 0.0
     seconds: float = 0.0  # from arrival to end
+    trace: RequestTrace | None = None  # None: traces are not exported
     _engine_began: float | None = None
 
     def age_seconds(self) -> float:
         return time.monotonic() - self.began
 
+    def enter_queue(self) -> None:
+        """Record that the request waits for an engine."""
+        if self.trace is not None:
+            self.trace.enter("queue", time.monotonic())
+
     def enter_engine(self, address: str) -> None:
         """Record that the request is sent to this engine."""
         self.engine, self.awaits_usage, self._engine_began = address, True, time.monotonic()
         self.attempts += 1
+        if self.trace is not None:
+            self.trace.enter("dispatch", self._engine_began, {"conveyor.engine": address})
 
     def leave_engine(self, usage: UsedTokens | None, awaits_usage: bool = False) -> None:
         """Record that the request has left its engine. `awaits_usage`: the engine may still report its usage."""
@@ -83,13 +98,24 @@ class Record:
 
 
 class Recorder:
-    """Writes the log lines and metrics. Services that are not in `directory` any more are counted without a name."""
+    """Writes log lines, metrics and spans. Services that are not in `directory` any more are counted without a name."""
 
-    def __init__(self, metrics: Metrics, directory: Directory, book: UsageBook) -> None:
+    def __init__(self, metrics: Metrics, directory: Directory, book: UsageBook, tracer: "Tracer | None" = None) -> None:
+        """tracer: None if traces are not exported."""
         self._metrics = metrics
         self._book = book
+        self._tracer = tracer
         self.receipts = Receipts()
         self._directory = directory
+
+    def begin(self, record: Record, headers: CIMultiDictProxy[str]) -> None:
+        """Begin the span of a request with these headers, if traces are exported."""
+        if self._tracer is None:
+            return
+        span = self._tracer.start(f"POST {record.path}", record.began, headers.get(TRACE_PARENT_HEADER, ""))
+        record.trace = RequestTrace(span, record.began)
+        if span.is_recording:
+            enter_trace(span.header)
 
     def retry(self, record: Record, reason: str, error: Exception) -> None:
         """Record that an engine did not answer, so the request is sent to another one."""
@@ -97,9 +123,15 @@ class Recorder:
         logger.info(
             "event=retried id=%s service=%s engine=%s error=%s", record.request_id, record.service, record.engine, error
         )
+        if record.trace is not None:
+            record.trace.note("retry", time.monotonic(), {"conveyor.reason": reason})
+            record.enter_queue()
 
     def first_byte(self, record: Record) -> None:
         record.first_byte_seconds = record.age_seconds()
+        if record.trace is not None:
+            record.trace.note("first_byte", record.began + record.first_byte_seconds)
+            record.trace.enter("stream", record.began + record.first_byte_seconds)
         self._metrics.observe_answer(self._label(record), record.waited_seconds, record.first_byte_seconds)
         service = self._directory.services.get(record.service)
         if service is not None and record.request_class in service.classes.names:
@@ -150,10 +182,30 @@ class Recorder:
                 record.request_id,
                 *values,
             )
+        if record.trace is not None and record.trace.is_recording:
+            error = record.reason if record.status >= 500 else ""
+            record.trace.end(record.began + record.seconds, _describe(record), error)
         self.receipts.add(_build_receipt(record))
 
     def _label(self, record: Record) -> str:
         return record.service if record.service in self._directory.services else ""
+
+
+def _describe(record: Record) -> dict[str, str | int | float]:
+    """Return the attributes of the request's span."""
+    attributes: dict[str, str | int | float] = {
+        **describe_operation(record.path),
+        "http.request.method": "POST",
+        "http.response.status_code": record.status,
+        "conveyor.request_id": record.request_id,
+        "conveyor.service": record.service,
+        "conveyor.attempts": record.attempts,
+    }
+    if record.request_class:
+        attributes["conveyor.class"] = record.request_class
+    if record.first_byte_seconds is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = record.first_byte_seconds
+    return attributes if record.usage is None else attributes | describe_used(record.usage)
 
 
 def _build_receipt(record: Record) -> RequestReceipt:

@@ -40,6 +40,7 @@ class OpenRequests:
         client: the name for the log and the counts.
         """
         record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
+        self._parts.recorder.begin(record, request.headers)
         service = view.directory.services.get(route.service or "")
         held = HeldRequest(self._parts.ledger, request, find_owner(service, view))
         self._running.add(held)

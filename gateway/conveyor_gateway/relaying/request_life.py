@@ -140,6 +140,8 @@ class RequestLife:
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
         hold.note_arrived(find_owner(service, self.view), len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
+        if record.trace is not None:
+            record.trace.write_headers(headers)
         is_coming = partial(self.parts.directory.is_coming, service.key)
         engine_request = EngineRequest(self.route.fill_path(model), headers, body, hold, is_coming)
         has_homes = self.route.may_stream and self.parts.queues[service.key].has_homes
@@ -174,6 +176,7 @@ class RequestLife:
         priority, timeout_seconds = arrived.priority, arrived.timeout_seconds - self.record.age_seconds()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         client = self.held.hold.owner.client
+        self.record.enter_queue()
         ticket = queue.admit(
             deadline, priority.request_class, priority.offset_seconds, arrived.prefix, client, arrived.work
         )

@@ -12,11 +12,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from conveyor_operator.errors import ApiError, Unavailable
 from conveyor_operator.kinds import Key
 from conveyor_operator.loop.slots import Slots, Turn
 from conveyor_operator.metrics import Metrics
+from conveyor_process.tracing import enter_trace
+
+if TYPE_CHECKING:
+    from conveyor_process.otlp import OpenSpan, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +58,17 @@ class _Worker:
 class Workers:
     """Runs `reconcile(key)` for marked keys, and repeats it after an exception or if the outcome asks for it."""
 
-    def __init__(self, reconcile: Callable[[Key], Awaitable[Outcome]], metrics: Metrics, limit: int) -> None:
+    def __init__(
+        self,
+        reconcile: Callable[[Key], Awaitable[Outcome]],
+        metrics: Metrics,
+        limit: int,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        """tracer: None if traces are not exported."""
         self._reconcile = reconcile
         self._metrics = metrics
+        self._tracer = tracer
         self._slots = Slots(limit, max(1, limit // 2))
         self._workers: dict[Key, _Worker] = {}
         self._started = self._stopped = False
@@ -136,16 +149,20 @@ class Workers:
     async def _run(self, key: Key, worker: _Worker) -> float | datetime | None:
         """Run one reconcile. Return the delay before the next one, or its time; None if no other has to follow."""
         worker.started = time.monotonic()
+        span = None if self._tracer is None else _begin_span(self._tracer, key, worker.started)
+        result = "cancelled"
         requested_delay: float | None = None
         try:
             with self._metrics.busy_workers.track_inprogress(), self._metrics.reconcile_seconds.time():
                 outcome = await self._reconcile(key)
-            self._metrics.reconciles.labels("retry" if outcome.refused else "done").inc()
+            result = "retry" if outcome.refused else "done"
+            self._metrics.reconciles.labels(result).inc()
             if not outcome.refused:
                 worker.failures = 0
                 return outcome.requeue_at
         except ApiError as error:
-            self._metrics.reconciles.labels("error").inc()
+            result = "error"
+            self._metrics.reconciles.labels(result).inc()
             requested_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
             logger.warning(
                 "event=reconcile_failed kind=%s key=%s status=%d error=%s",
@@ -155,12 +172,32 @@ class Workers:
                 error.message,
             )
         except Exception:  # the one broad except: a bug with one resource must not stop the others
-            self._metrics.reconciles.labels("error").inc()
+            result = "error"
+            self._metrics.reconciles.labels(result).inc()
             logger.exception("event=reconcile_crashed kind=%s key=%s", key.kind.kind, key)
         finally:
             worker.started = None
+            if span is not None:
+                span.end(time.monotonic(), _describe(key, result), result if result == "error" else "")
         worker.failures += 1
         return max(backoff_seconds(worker.failures), requested_delay or 0.0)
+
+
+def _begin_span(tracer: "Tracer", key: Key, began: float) -> "OpenSpan":
+    """Begin the span of a reconcile, whose id its log lines have."""
+    span = tracer.start(f"reconcile {key.kind.kind}", began)
+    enter_trace(span.header if span.is_recording else "")
+    return span
+
+
+def _describe(key: Key, result: str) -> dict[str, str]:
+    """Return the attributes of a reconcile's span."""
+    return {
+        "k8s.namespace.name": key.namespace,
+        "conveyor.kind": key.kind.kind,
+        "conveyor.name": key.name,
+        "conveyor.result": result,
+    }
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

@@ -143,3 +143,16 @@ def test_a_batch_that_the_model_pads_is_divided_by_rows() -> None:
     a, b = engine.receipts["a"], engine.receipts["b"]
     assert (a.engine_seconds, a.padding_seconds) == (2.0, 1.5)
     assert (b.engine_seconds, b.padding_seconds) == (2.0, 0.0)
+
+
+def test_a_receipt_has_the_times_of_the_first_preemptions() -> None:
+    engine = Timed("continuous", num_kv_blocks=6, block_size=4, max_num_seqs=2)
+    engine.add("old", prompt=8, max_tokens=10)
+    engine.add("new", prompt=8, max_tokens=10)
+    while engine.scheduler.has_unfinished():
+        engine.step(1.0)
+    assert engine.receipts["old"].preempted_at == ()
+    (first, *_) = times = engine.receipts["new"].preempted_at
+    assert 0 < first < engine.now
+    assert list(times) == sorted(times)
+    assert len(times) == engine.scheduler.stats().num_preemptions <= 8

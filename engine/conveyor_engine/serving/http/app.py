@@ -16,8 +16,9 @@ from conveyor_engine.serving.http import info, open_inference, status, tokens
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.http.request_spans import find_trace_parent
 from conveyor_engine.serving.http.task_paths import build_task_routes
-from conveyor_process.tracing import TRACE_PARENT_HEADER, enter_trace
+from conveyor_process.tracing import enter_trace
 from conveyor_protocol.engine_pages import ADAPTERS_PATH, LOAD_PATH, PLACE_PATH, STEPS_PATH, USAGE_PATH
 from conveyor_protocol.open_inference import LIVE_PATH, READY_PATH, SERVER_PATH
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, choose_request_id
@@ -51,7 +52,6 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/metrics"): status.get_metrics,
 }
 _REQUEST_ID, _USAGE = REQUEST_ID_HEADER.lower().encode(), USAGE_HEADER.lower().encode()
-_TRACE_PARENT = TRACE_PARENT_HEADER.encode()
 _LOAD, _LOAD_FORMAT = b"endpoint-load-metrics", b"endpoint-load-metrics-format"
 _V2_MODELS = "/v2/models/"
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
@@ -125,7 +125,7 @@ class _Envelope:
             await self._app(scope, receive, send)
             return
         request_id, load_format = _request_id(scope), _load_format(scope)
-        enter_trace(next((value.decode("latin-1") for name, value in scope["headers"] if name == _TRACE_PARENT), ""))
+        enter_trace(find_trace_parent(scope))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

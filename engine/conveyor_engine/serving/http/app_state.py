@@ -10,6 +10,7 @@ from conveyor_engine.serving.adapter_file import AdapterFile
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.callers import Callers
 from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.http.request_spans import RequestSpans
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.media import MediaFetcher
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -33,6 +34,7 @@ class AppState:
     created: int  # Unix seconds
     adapters: AdapterFile | None = None  # those that may come and go
     callers: Callers | None = None  # who may use the engine; None: everyone
+    spans: RequestSpans | None = None  # None: traces are not exported
 
 
 def app_state(request: Request) -> AppState:

@@ -8,6 +8,7 @@ its requests in the engine are aborted.
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -32,6 +33,7 @@ from conveyor_engine.serving.http.reading import (
     timeout_seconds,
 )
 from conveyor_engine.serving.http.receipts import Receipt, build_receipt, find_receipt_request
+from conveyor_engine.serving.http.request_spans import EndedRequest, find_trace_parent
 from conveyor_engine.serving.http.usage import Report, find_report
 from conveyor_engine.serving.preparing.jobs import FilesWanted, Prepared, choose_kind
 from conveyor_engine.wire.worker import Job
@@ -51,15 +53,20 @@ class Opened:
     state: AppState
     prepared: Prepared
     generation: Generation
+    arrived: float  # when its head had arrived, by time.monotonic()
     seconds: float  # how long its answer may take
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A validated request that holds a place. `place_condition`: as in `EngineClient.hold_place`."""
+    """A validated request that holds a place. Times are those of time.monotonic().
+
+    place_condition: as in `EngineClient.hold_place`.
+    """
 
     state: AppState
     prepared: Prepared
+    arrived: float
     deadline: float
     place_condition: str | None
 
@@ -88,7 +95,7 @@ async def prepare_request(request: Request, kind: str) -> AsyncIterator[Arriving
             )
             prepared = await _prepare(state, job, held)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
-            yield Arriving(state, prepared, arrival + timeout, place_condition)
+            yield Arriving(state, prepared, arrival, arrival + timeout, place_condition)
 
 
 async def _prepare(state: AppState, job: Job, held: Held) -> Prepared:
@@ -109,7 +116,7 @@ async def open_request(request: Request, kind: str) -> Opened:
         generation = state.engine.open_generation(prepared.parts, seconds_left, arriving.place_condition)
     assert isinstance(prepared, msgspec.Struct)
     sent = msgspec.structs.replace(prepared, parts=[])  # the answer does not need the prompts
-    return Opened(state, sent, generation, seconds_left)
+    return Opened(state, sent, generation, arriving.arrived, seconds_left)
 
 
 class EngineResponse(Response):
@@ -120,6 +127,7 @@ class EngineResponse(Response):
         self._state = opened.state
         self._id = opened.prepared.id
         self._generation = opened.generation
+        self._arrived = opened.arrived
         self._held = opened.state.memory.hold(opened.seconds + _READING_SECONDS)
         self._started = False
         self._report: Report | None = None
@@ -144,6 +152,24 @@ class EngineResponse(Response):
                 raise
             _log.info("event=reader_too_slow id=%s error=%s", self._id, type(error).__name__)
             # The answer stays incomplete, so the server closes the connection.
+        finally:
+            if self._state.spans is not None:
+                self._state.spans.add(self._describe_end(scope))
+
+    def _describe_end(self, scope: Scope) -> EndedRequest:
+        """Return what the request's spans are made of. Called after its end, also after an error."""
+        error = sys.exception()
+        return EndedRequest(
+            find_trace_parent(scope),
+            scope["path"],
+            self._id,
+            self._generation.bill,
+            self._count_used,
+            self._arrived,
+            self._generation.opened_at,
+            time.monotonic(),
+            "" if error is None else type(error).__name__,
+        )
 
     @abstractmethod
     async def _send_answer(self, send: Send) -> None:

@@ -55,7 +55,6 @@ class OneStepResponse(EngineResponse):
     def __init__(self, opened: Opened, prepared: PreparedInputs) -> None:
         super().__init__(opened)
         self._inputs = prepared
-        self._sent = time.monotonic()
         self._payloads: dict[str, bytes] = {}
         self._open = set(prepared.request_ids)
 
@@ -90,7 +89,7 @@ class OneStepResponse(EngineResponse):
         if (failure := find_failure(output)) is not None:
             raise self._name_input(failure, output.request_id)
         assert output.payload is not None
-        queued, computed = output.scheduled_time - self._sent, time.monotonic() - output.scheduled_time
+        queued, computed = output.scheduled_time - self._generation.opened_at, time.monotonic() - output.scheduled_time
         self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
         self._payloads[output.request_id] = output.payload
         self._held.grow(len(output.payload))

@@ -150,7 +150,7 @@ async def serve(
     """Return the body of the response that GeneratedResponse makes from the outputs."""
     state, prepared = prepare(tokenizer, stream=stream, stop=stop, logprobs=logprobs, parsing=parsing)
     generation = Generation(["a"], 600.0, lambda _: None, ReadTurns())
-    response = GeneratedResponse(Opened(state, prepared, generation, 600.0), ChatFormat)
+    response = GeneratedResponse(Opened(state, prepared, generation, 0.0, 600.0), ChatFormat)
 
     async def batches() -> AsyncIterator[list[RequestOutput]]:
         for output in outputs:

@@ -146,7 +146,7 @@ async def _open(request: Request, kind: str) -> TranscriptResponse:
         generation = state.engine.open_generation(
             [transcript.build_part()], seconds_left, arriving.place_condition, transcript.follow
         )
-    return TranscriptResponse(Opened(state, prepared, generation, seconds_left), prepared, transcript)
+    return TranscriptResponse(Opened(state, prepared, generation, arriving.arrived, seconds_left), prepared, transcript)
 
 
 async def transcribe(request: Request) -> TranscriptResponse:

@@ -1,0 +1,220 @@
+"""Tests that a real gateway and a real engine export the spans of a request as one trace, and nothing that it says."""
+
+import asyncio
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from tests.contract.serving import serving
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import IDLE, EngineServer
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.process import GatewayProcess
+from tests.metrics.aggregation import free_port
+from tests.process.collector import Collector, Found
+
+from e2e import otelcol
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.control_plane import ControlPlane
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET, KEY = "xyzzy-prompt", "cvy_xyzzy-key"
+BODY = {"prompt": SECRET, "max_tokens": 20, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with pytest.MonkeyPatch.context() as patch, Collector() as collector:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        yield collector
+
+
+@contextmanager
+def running_otelcol(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Run OpenTelemetry's own collector. Yields its URL and the file of what it has received."""
+    program, port, found = otelcol.build(), free_port(), folder / "spans.json"
+    protocols = {"http": {"endpoint": f"127.0.0.1:{port}"}}
+    configuration = {
+        "receivers": {"otlp": {"protocols": protocols}},
+        "exporters": {"file": {"path": str(found), "flush_interval": "100ms"}},
+        "service": {
+            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["file"]}},
+            "telemetry": {"metrics": {"level": "none"}},
+        },
+    }
+    (folder / "otelcol.yaml").write_text(yaml.safe_dump(configuration))
+    with (folder / "otelcol.log").open("w") as log:
+        process = subprocess.Popen([program, f"--config={folder / 'otelcol.yaml'}"], stdout=log, stderr=log)
+    try:
+        wait_until("the collector", lambda: is_open(port), timeout_seconds=60)
+        yield f"http://127.0.0.1:{port}", found
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def read_file(path: Path) -> list[dict[str, str]]:
+    """Return the spans in a file of the collector."""
+    batches = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [
+        span
+        for batch in batches
+        for resource in batch["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = tmp_path_factory.mktemp("engine")
+    with EngineServer(folder, write_chat_model(folder / "tiny"), IDLE, host="0.0.0.0", max_num_seqs=4) as started:
+        yield started.wait_ready()
+
+
+@pytest.fixture
+def gateway(collector: Collector, control_plane: ControlPlane, namespace: str) -> Iterator[GatewayProcess]:
+    flags = ("--watch-namespaces", namespace, "--drain-delay-seconds", "0")
+    with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
+        yield gateway
+
+
+async def post(gateway: GatewayProcess, service: str, **headers: str) -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{gateway.url}/{service}/v1/completions", json=BODY, headers=headers) as answer,
+    ):
+        assert answer.status == 200
+        await answer.read()
+
+
+def wait_for_trace(collector: Collector, request_id: str) -> tuple[Found, Found, list[Found]]:
+    """Return the request's span at the gateway, that at the engine, and the parts of both in order."""
+
+    def find(spans: list[Found]) -> list[Found]:
+        traces = {span.trace_id for span in spans if span.attributes.get("conveyor.request_id") == request_id}
+        return [span for span in spans if span.trace_id in traces]
+
+    wanted = {"conveyor-gateway", "conveyor-engine"}
+    found = find(collector.wait(lambda spans: {span.program for span in find(spans) if span.is_server} == wanted))
+    by_program = {span.program: span for span in found if span.is_server}
+    parts = sorted((span for span in found if not span.is_server), key=lambda span: span.began)
+    return by_program["conveyor-gateway"], by_program["conveyor-engine"], parts
+
+
+async def test_a_request_is_one_trace_of_gateway_and_engine(
+    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    traced = {"traceparent": f"00-{TRACE}-{CALLER}-01", "X-Request-Id": "mine", "Authorization": f"Bearer {KEY}"}
+    async with serving(engine, [gateway], crd, namespace) as service:
+        await post(gateway, service, **traced)
+        outer, inner, found = wait_for_trace(collector, "mine")
+
+    assert (outer.trace_id, outer.parent_id) == (TRACE, CALLER)
+    assert (inner.trace_id, inner.parent_id) == (TRACE, outer.span_id)
+    parts = {part.name: part for part in found}
+    assert [part.name for part in found if part.parent_id == outer.span_id] == ["read", "queue", "dispatch", "stream"]
+    assert [part.name for part in found if part.parent_id == inner.span_id] == ["prepare", "wait", "prefill", "decode"]
+    assert len(found) == 8
+    for before, after in (("read", "queue"), ("queue", "dispatch"), ("dispatch", "stream"), ("prefill", "decode")):
+        assert parts[before].ended == parts[after].began
+    tolerance = 2_000_000  # each program relates its clock to Unix time by itself
+    assert parts["dispatch"].began - tolerance <= inner.began <= parts["prepare"].ended <= parts["wait"].ended
+    assert parts["decode"].ended <= outer.ended + tolerance
+
+    assert (outer.name, inner.name) == ("POST /v1/completions", "text_completion tiny")
+    for span in (outer, inner):
+        assert span.attributes["gen_ai.usage.output_tokens"] == 20
+        assert span.attributes["gen_ai.usage.input_tokens"] == inner.attributes["gen_ai.usage.input_tokens"] > 0
+        assert span.attributes["gen_ai.operation.name"] == "text_completion"
+        assert span.attributes["conveyor.engine_ms"] > 0
+        assert not span.has_failed
+    assert outer.attributes["conveyor.service"] == service
+    assert outer.attributes["http.response.status_code"] == 200
+    assert parts["dispatch"].attributes["conveyor.engine"].endswith(engine.url.rpartition(":")[2])
+    assert [name for name, _ in outer.events] == ["first_byte"]
+    assert [name for name, _ in inner.events] == ["first_token"]
+    (line,) = [each for each in gateway.log if " event=request id=mine " in each]
+    assert line.endswith(f" trace_id={TRACE}")
+    assert gateway.metric("conveyor_gateway_lost_spans_total") == engine.metric("conveyor_engine_lost_spans_total") == 0
+    exported = b"".join(collector.received)
+    assert SECRET.encode() not in exported
+    assert b"xyzzy-key" not in exported
+
+
+async def test_a_request_without_a_trace_begins_one_that_the_log_names(
+    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    async with serving(engine, [gateway], crd, namespace) as service:
+        await post(gateway, service, traceparent="00-forged", tracestate="a=b", **{"X-Request-Id": "forged"})
+        outer, inner, _ = wait_for_trace(collector, "forged")
+    assert outer.parent_id == ""
+    assert inner.parent_id == outer.span_id
+    (line,) = [each for each in gateway.log if " event=request id=forged " in each]
+    assert line.endswith(f" trace_id={outer.trace_id}")
+
+
+async def test_a_retry_is_an_event_and_each_try_a_part(
+    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    async with serving(engine, [gateway], crd, namespace) as service:
+        Cluster(crd, namespace).apply_engine("tiny", own_address(), 9)  # nothing listens there
+        await asyncio.gather(*(post(gateway, service) for _ in range(8)))  # more than one engine has places for
+        (retried, *_) = find_retried(collector.wait(lambda spans: bool(find_retried(spans))))
+        outer, _, parts = wait_for_trace(collector, retried.attributes["conveyor.request_id"])
+    assert ("retry", {"conveyor.reason": "refused"}) in outer.events
+    assert outer.attributes["conveyor.attempts"] == 2
+    names = [part.name for part in parts if part.parent_id == outer.span_id]
+    assert names == ["read", "queue", "dispatch", "queue", "dispatch", "stream"]
+
+
+def find_retried(spans: list[Found]) -> list[Found]:
+    return [span for span in spans if any(name == "retry" for name, _ in span.events)]
+
+
+async def test_what_the_client_does_not_sample_has_no_spans(
+    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    unsampled = TRACE[::-1]
+    async with serving(engine, [gateway], crd, namespace) as service:
+        await post(gateway, service, traceparent=f"00-{unsampled}-{CALLER}-00")
+        await post(gateway, service, **{"X-Request-Id": "later"})
+        wait_for_trace(collector, "later")
+    assert unsampled not in {span.trace_id for span in collector.spans}
+
+
+@pytest.mark.nightly  # builds the collector, which takes minutes
+async def test_opentelemetry_s_own_collector_reads_the_trace(
+    control_plane: ControlPlane, crd: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    model = write_chat_model(tmp_path / "tiny")
+    with running_otelcol(tmp_path) as (url, found):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        with (
+            EngineServer(tmp_path / "engine", model, IDLE, host="0.0.0.0", max_num_seqs=4) as engine,
+            GatewayProcess(control_plane.kubeconfig, "--watch-namespaces", namespace) as gateway,
+        ):
+            engine.wait_ready()
+            async with serving(engine, [gateway], crd, namespace) as service:
+                await post(gateway, service, traceparent=f"00-{TRACE}-{CALLER}-01")
+                async with asyncio.timeout(60):
+                    while len(spans := read_file(found)) < 10:  # noqa: ASYNC110  a file has no event
+                        await asyncio.sleep(0.1)
+    assert {span["traceId"] for span in spans} == {TRACE}
+    by_name = {span["name"]: span for span in spans}
+    outer, inner = by_name["POST /v1/completions"], by_name["text_completion tiny"]
+    assert (outer["parentSpanId"], inner["parentSpanId"]) == (CALLER, outer["spanId"])
+    assert by_name["decode"]["parentSpanId"] == inner["spanId"]

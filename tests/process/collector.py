@@ -1,0 +1,116 @@
+"""A collector of traces: accepts OTLP over HTTP, decodes it with OpenTelemetry's own protocol, and keeps the spans."""
+
+import gzip
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+SERVER = Span.SpanKind.SPAN_KIND_SERVER
+
+
+@dataclass(frozen=True)
+class Found:
+    """A span that was exported. Times are Unix nanoseconds."""
+
+    program: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    is_server: bool
+    began: int
+    ended: int
+    attributes: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]]
+    has_failed: bool
+
+
+class Collector:
+    """Listens on 127.0.0.1 in `with`. It answers with `status`, and only while `answers` is set."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.answers = threading.Event()
+        self.answers.set()
+        self.received: list[bytes] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.answers.wait(60)
+                assert self.path == "/v1/traces"
+                if outer.status == 200:
+                    is_packed = self.headers.get("Content-Encoding") == "gzip"
+                    outer.received.append(gzip.decompress(body) if is_packed else body)
+                self.send_response(outer.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.answers.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def spans(self) -> list[Found]:
+        return [span for body in list(self.received) for span in _decode(body)]
+
+    def wait(self, holds: Callable[[list[Found]], bool]) -> list[Found]:
+        """Return the spans once the condition is true for them."""
+        deadline = time.monotonic() + 60
+        while not holds(spans := self.spans):
+            assert time.monotonic() < deadline, [(span.program, span.name, span.events) for span in spans]
+            time.sleep(0.05)
+        return spans
+
+
+def _decode(body: bytes) -> list[Found]:
+    request = ExportTraceServiceRequest.FromString(body)
+    return [
+        Found(
+            program=_read(resource.resource.attributes)["service.name"],
+            name=span.name,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            is_server=span.kind == SERVER,
+            began=span.start_time_unix_nano,
+            ended=span.end_time_unix_nano,
+            attributes=_read(span.attributes),
+            events=[(event.name, _read(event.attributes)) for event in span.events],
+            has_failed=span.status.code == Status.StatusCode.STATUS_CODE_ERROR,
+        )
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+def _read(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
