@@ -4,7 +4,7 @@ A day has a limited number of rows. Each namespace has an equal part of them (ma
 keys or services takes no rows from others. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -14,6 +14,8 @@ OTHERS: Final = "*"  # no caller has this name
 _ACCOUNT: Final = "system:serviceaccount:"
 
 Count = Annotated[int, Meta(ge=0)]
+Process = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+Day = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 
 
 class UsageRow(Struct, frozen=True, array_like=True):
@@ -21,7 +23,7 @@ class UsageRow(Struct, frozen=True, array_like=True):
 
     service: Annotated[str, Meta(max_length=127)]
     """`namespace/name`; empty for services that are gone, and for the sum of several services."""
-    caller: Annotated[str, Meta(max_length=256)]
+    caller: Annotated[str, Meta(max_length=384)]
     """The caller's name, or the name that a trusted proxy gave the client; empty for others.
 
     `NAMESPACE/*` are the further callers of a namespace, `*` those of further namespaces.
@@ -39,16 +41,40 @@ class UsageRow(Struct, frozen=True, array_like=True):
 class Usage(Struct, frozen=True):
     """`GET /usage`: what this process has counted today and yesterday, by day (UTC)."""
 
-    process: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    process: Process
     """Chosen at random at each start, because the counts begin at 0."""
-    days: dict[Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")], list[UsageRow]]
+    days: dict[Day, list[UsageRow]]
+
+
+class _Page(Struct, frozen=True):
+    """`Usage` with rows that are not decoded yet."""
+
+    process: Process
+    days: dict[Day, list[msgspec.Raw]]
+
+
+def decode_usage(page: bytes) -> tuple[Usage, list[str]]:
+    """Return the page without its invalid rows, and what is wrong with these. Raises msgspec.DecodeError."""
+    errors: list[str] = []
+    read = msgspec.json.decode(page, type=_Page)
+    return Usage(read.process, {day: list(_decode_rows(rows, errors)) for day, rows in read.days.items()}), errors
+
+
+def _decode_rows(rows: Iterable[msgspec.Raw], errors: list[str]) -> Iterator[UsageRow]:
+    for row in rows:
+        try:
+            yield msgspec.json.decode(row, type=UsageRow)
+        except msgspec.DecodeError as error:
+            errors.append(str(error))
 
 
 def find_namespace(service: str, caller: str) -> str:
     """Return the namespace for which a row counts; "" without one.
 
-    It is the caller's namespace, or for callers without one that of the service.
+    It is the caller's namespace, or for callers without one that of the service. A sum of several namespaces has none.
     """
+    if caller == OTHERS:
+        return ""
     if caller.startswith(_ACCOUNT):
         return caller.split(":")[2]
     namespace, slash, _ = caller.partition("/")

@@ -1,10 +1,11 @@
 """Tests which rows of usage are added up if there are too many."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_protocol.usage_rows import UsageRow, find_namespace, limit_rows
+from conveyor_protocol.usage_rows import Usage, UsageRow, decode_usage, find_namespace, limit_rows
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from conveyor_protocol.usage_rows import UsageRow, find_namespace, limit_rows
         ("team/chat", "system:serviceaccount:apps:web", "apps"),
         ("team/chat", "ann", "team"),  # a name that a proxy gave
         ("team/chat", "proxy:other/ci", "team"),  # the same
-        ("team/chat", "*", "team"),
+        ("team/chat", "*", ""),
         ("", "*", ""),
     ],
 )
@@ -24,6 +25,16 @@ def test_a_row_counts_for_the_callers_namespace_or_else_for_the_services(
     service: str, caller: str, namespace: str
 ) -> None:
     assert find_namespace(service, caller) == namespace
+
+
+def test_invalid_rows_of_a_page_are_left_out_and_longest_names_are_valid() -> None:
+    longest = UsageRow("team/chat", f"system:serviceaccount:{'n' * 63}:{'a' * 253}", "", 1)
+    page = msgspec.json.encode(Usage("0" * 16, {"2026-11-30": [longest, UsageRow("team/chat", "x" * 500, "", 1)]}))
+    usage, errors = decode_usage(page)
+    assert usage == Usage("0" * 16, {"2026-11-30": [longest]})
+    assert len(errors) == 1
+    with pytest.raises(msgspec.DecodeError):
+        decode_usage(b'{"process": "x", "days": {}}')
 
 
 def test_the_namespace_with_most_rows_loses_its_smallest_ones() -> None:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from conveyor_gateway.caller import Caller, Limits
 from conveyor_gateway.errors import RateLimited
@@ -22,25 +22,40 @@ MAX_METERS: Final = 20_000  # the one that was used longest ago is dropped
 _DAY_SECONDS: Final = 86_400
 
 
+class _Minute(NamedTuple):
+    """What is left of a minute's limit, and how much this gateway may give."""
+
+    bucket: Bucket
+    amount: int
+
+
+@dataclass(slots=True, eq=False)
+class _Day:
+    """The tokens of one day. Each day has an object of its own, which later corrections of its requests change."""
+
+    number: int
+    tokens: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class _Meter:
-    """What one subject has left, and has used. A minute's buckets are None without such a limit."""
+    """What one subject has left, and has used. A minute is None without such a limit."""
 
-    requests: Bucket | None
-    tokens: Bucket | None
-    day: int
-    day_tokens: float = 0.0
+    day: _Day
+    requests: _Minute | None = None
+    tokens: _Minute | None = None
     num_open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Metered:
-    """A subject of one request, and what this gateway may give it; None: no limit."""
+    """A subject of one request, and its limits when the request came; None: no limit."""
 
     subject: str  # for messages
     meter: _Meter
-    requests: int | None
-    tokens: int | None
+    requests: _Minute | None
+    tokens: _Minute | None
+    day: _Day
     day_tokens: float | None
     at_a_time: int | None
 
@@ -89,15 +104,16 @@ class Meters:
         day = int(unix // _DAY_SECONDS)
         meter = self._meters.get(subject)
         if meter is None:
-            meter = self._meters[subject] = _Meter(None, None, day)
+            meter = self._meters[subject] = _Meter(_Day(day))
             if len(self._meters) > MAX_METERS:
                 self._meters.popitem(last=False)
         self._meters.move_to_end(subject)
         meter.requests, meter.tokens = _fit(meter.requests, requests, now), _fit(meter.tokens, tokens, now)
-        if meter.day != day:
-            meter.day, meter.day_tokens = day, 0.0
+        if meter.day.number != day:
+            meter.day = _Day(day)
         allowed = None if day_tokens is None else day_tokens * self._find_allowance(day)
-        return _Metered(subject, meter, requests, tokens, allowed, share(limits.concurrent_requests))
+        at_a_time = share(limits.concurrent_requests)
+        return _Metered(subject, meter, meter.requests, meter.tokens, meter.day, allowed, at_a_time)
 
     def _find_allowance(self, day: int) -> float:
         """Return the part of a day's tokens that this process may give.
@@ -108,27 +124,29 @@ class Meters:
         return 1 - of_day / _DAY_SECONDS if day == began_day else 1.0
 
 
-def _fit(bucket: Bucket | None, amount: int | None, now: float) -> Bucket | None:
-    """Return the bucket for this limit: a full one if there was no limit before."""
-    return None if amount is None else bucket or Bucket(amount, now)
+def _fit(before: _Minute | None, amount: int | None, now: float) -> _Minute | None:
+    """Return the minute for this limit: a full one if there was no limit before."""
+    if amount is None:
+        return None
+    return _Minute(Bucket(amount, now) if before is None else before.bucket, amount)
 
 
 def _check(each: _Metered, prompt_tokens: float, now: float, unix: float) -> None:
     """Raise RateLimited if a limit is reached."""
-    meter = each.meter
-    if each.at_a_time is not None and meter.num_open >= each.at_a_time:
+    if each.at_a_time is not None and each.meter.num_open >= each.at_a_time:
         raise RateLimited(f"{each.subject} has {each.at_a_time} requests at a time, its limit at this gateway", 1.0)
-    if meter.requests is not None and each.requests is not None and meter.requests.find_left(each.requests, now) < 1:
-        wait = meter.requests.find_wait_seconds(1, each.requests)
-        message = f"{each.subject} may send {each.requests} requests in a minute to this gateway"
-        raise RateLimited(message, wait, _write_headers(each, now))
-    if meter.tokens is not None and each.tokens is not None:
-        needed = min(prompt_tokens, each.tokens)  # a longer prompt needs a full bucket
-        if meter.tokens.find_left(each.tokens, now) < max(1, needed):
-            wait = meter.tokens.find_wait_seconds(max(1, needed), each.tokens)
-            message = f"{each.subject} may use {each.tokens} tokens in a minute at this gateway"
-            raise RateLimited(message, wait, _write_headers(each, now))
-    if each.day_tokens is not None and meter.day_tokens >= each.day_tokens:
+    if each.requests is not None:
+        bucket, amount = each.requests
+        if bucket.find_left(amount, now) < 1:
+            message = f"{each.subject} may send {amount} requests in a minute to this gateway"
+            raise RateLimited(message, bucket.find_wait_seconds(1, amount), _write_headers(each, now))
+    if each.tokens is not None:
+        bucket, amount = each.tokens
+        needed = max(1, min(prompt_tokens, amount))  # a longer prompt needs a full bucket
+        if bucket.find_left(amount, now) < needed:
+            message = f"{each.subject} may use {amount} tokens in a minute at this gateway"
+            raise RateLimited(message, bucket.find_wait_seconds(needed, amount), _write_headers(each, now))
+    if each.day_tokens is not None and each.day.tokens >= each.day_tokens:
         message = f"{each.subject} has used its {each.day_tokens:.0f} tokens of this day (UTC) at this gateway"
         raise RateLimited(message, _DAY_SECONDS - unix % _DAY_SECONDS)
 
@@ -136,11 +154,9 @@ def _check(each: _Metered, prompt_tokens: float, now: float, unix: float) -> Non
 def _write_headers(each: _Metered, now: float) -> dict[str, str]:
     """Return OpenAI's headers for the limits of a minute."""
     headers = {}
-    for name, limit, bucket in (
-        ("requests", each.requests, each.meter.requests),
-        ("tokens", each.tokens, each.meter.tokens),
-    ):
-        if limit is not None and bucket is not None:
+    for name, minute in (("requests", each.requests), ("tokens", each.tokens)):
+        if minute is not None:
+            bucket, limit = minute
             left = bucket.find_left(limit, now)
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(left)))
@@ -166,9 +182,9 @@ class MeteredRequest:
         """Count tokens of the answer, for example as they are streamed; negative ones to correct the count."""
         self._counted_tokens += num_tokens
         for each in self._subjects:
-            if each.meter.tokens is not None:
-                each.meter.tokens.take(num_tokens)
-            each.meter.day_tokens = max(0.0, each.meter.day_tokens + num_tokens)  # a day may have begun meanwhile
+            if each.tokens is not None:
+                each.tokens.bucket.take(num_tokens)
+            each.day.tokens += num_tokens
 
     def write_headers(self) -> dict[str, str]:
         """Return OpenAI's headers for the subject with the smallest part of its limits left."""
@@ -186,14 +202,14 @@ class MeteredRequest:
             self.count_tokens(usage.prompt_tokens + usage.completion_tokens - self._counted_tokens)
 
     def give_back(self) -> None:
-        """Count nothing for the request, because no engine got it."""
+        """Count nothing for the request, because no engine processed it."""
         self._count_request(-1)
         self.count_tokens(-self._counted_tokens)
 
     def _count_request(self, number: int) -> None:
         for each in self._subjects:
-            if each.meter.requests is not None:
-                each.meter.requests.take(number)
+            if each.requests is not None:
+                each.requests.bucket.take(number)
 
 
 def _find_part(headers: dict[str, str]) -> float:

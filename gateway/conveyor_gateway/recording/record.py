@@ -53,6 +53,7 @@ class Record:
     status: int = 500
     reason: str = "internal_error"  # why no engine returned a complete answer; "-" if one did
     attempts: int = 0
+    num_refused: int = 0  # attempts that the engine refused before it processed anything
     waited_seconds: float = 0.0
     first_byte_seconds: float | None = None
     sent_bytes: int = 0
@@ -63,6 +64,11 @@ class Record:
     seconds: float = 0.0  # from arrival to end
     trace: RequestTrace | None = None  # None: traces are not exported
     _engine_began: float | None = None
+
+    @property
+    def was_processed(self) -> bool:
+        """Whether an engine has, or may have, processed the request. Otherwise it counts for no limit and no usage."""
+        return self.attempts > self.num_refused
 
     def age_seconds(self) -> float:
         return time.monotonic() - self.began
@@ -140,16 +146,16 @@ class Recorder:
     def finish(self, record: Record) -> None:
         label, used = self._label(record), record.usage
         if record.metered is not None:
-            if record.engine == "-":
-                record.metered.give_back()
-            else:
+            if record.was_processed:
                 record.metered.settle(used)
+            else:
+                record.metered.give_back()
         self._metrics.count_request(label, record.status)
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)
         if record.is_lowered:
             self._metrics.count_lowered(label)
-        if record.engine != "-":
+        if record.was_processed:
             self._metrics.count_used(label, record.engine_seconds, record.usage)
             caller = record.client if record.has_name else ""
             self._book.count(label, caller, record.request_class, record.usage)

@@ -58,6 +58,7 @@ class Attempts:
                 answer = await self._send_to(address, request)
             except (EngineRefused, EngineLost, EngineBroke) as error:
                 self.record.leave_engine(None)
+                self.record.num_refused += isinstance(error, EngineRefused)
                 self._note(error, request)
                 self.queue.requeue(self.ticket)
             else:

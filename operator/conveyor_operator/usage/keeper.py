@@ -19,7 +19,7 @@ from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError
 from conveyor_operator.kinds import CONFIG_MAP
 from conveyor_operator.usage.sums import Sums
-from conveyor_protocol.usage_rows import Usage
+from conveyor_protocol.usage_rows import Usage, decode_usage
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,10 @@ class UsageKeeper:
 async def _read(session: aiohttp.ClientSession, gateway: Gateway) -> Usage | None:
     try:
         page = await read_page(session, gateway, names.USAGE_PAGE, _TIMEOUT_SECONDS)
-        return None if page is None else msgspec.json.decode(page, type=Usage)
-    except (GatewayUnreadable, msgspec.DecodeError, RecursionError):
+        usage, errors = (None, None) if page is None else decode_usage(page)
+    except (GatewayUnreadable, msgspec.DecodeError, RecursionError) as error:
+        logger.warning("event=usage_not_read gateway=%s error=%.500s", gateway, error)
         return None
+    if errors:
+        logger.warning("event=usage_rows_invalid gateway=%s rows=%d error=%.500s", gateway, len(errors), errors[0])
+    return usage

@@ -119,6 +119,27 @@ async def test_the_pieces_of_a_long_answer_that_is_no_stream_count_by_their_byte
                 assert int(got.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(expected, abs=15)
 
 
+async def test_requests_that_engines_only_refuse_use_nothing_and_are_no_usage() -> None:
+    key, resource = make_key("team/ann", limits={"tokensPerDay": 300, "requestsPerMinute": 2})
+    headers = {"x-api-key": key, "X-Request-Timeout-Seconds": "0.3"}
+    refusals = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        refusals.append(request)
+        return web.Response(status=503)
+
+    async with local_gateway(refuse, resource) as gateway, aiohttp.ClientSession() as http:
+        for _ in range(4):
+            body = {"messages": [{"role": "user", "content": "word " * 200}]}
+            async with http.post(f"{gateway.url}/chat/completions", json=body, headers=headers) as got:
+                assert got.status == 504
+        assert len(refusals) >= 4
+        async with http.get(f"{gateway.admin_url}/usage") as got:
+            assert (await got.json())["days"] == {}
+        async with http.get(f"{gateway.admin_url}/metrics") as got:
+            assert "conveyor_gateway_client_requests_total{" not in await got.text()
+
+
 async def test_rejected_requests_use_nothing_of_a_day() -> None:
     key, resource = make_key("team/ann", limits={"tokensPerDay": 300})
     headers = {"x-api-key": key, "X-Request-Timeout-Seconds": "0.05"}

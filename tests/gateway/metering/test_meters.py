@@ -125,7 +125,7 @@ def test_a_key_first_used_late_in_the_day_has_all_of_the_days_tokens() -> None:
     assert "has used its 100 tokens" in str(clock.refuse(caller))
 
 
-def test_a_request_that_no_engine_got_counts_for_no_limit() -> None:
+def test_a_request_that_no_engine_processed_counts_for_no_limit() -> None:
     clock = Clock()
     caller = make_caller(requests_per_minute=1, tokens_per_minute=100, tokens_per_day=100)
     for _ in range(10):
@@ -139,9 +139,8 @@ def test_tokens_of_yesterday_that_are_corrected_today_give_today_no_more() -> No
     clock, caller = Clock(), make_caller(tokens_per_day=100)
     request = clock.enter(caller, 90)
     clock.now += DAY
-    clock.enter(caller, 0)
-    request.settle(UsedTokens(10, 0, 0))
     clock.enter(caller, 100)
+    request.settle(UsedTokens(10, 0, 0))
     clock.refuse(caller)
 
 
@@ -199,8 +198,10 @@ def test_what_a_key_used_before_it_had_a_limit_does_not_count_for_the_limit() ->
     clock.enter(limited, 50)
     clock.enter(limited, 50)
     assert "may send 2 requests in a minute" in str(clock.refuse(limited, 50))
+    running.settle(UsedTokens(10, 0, 0))
+    running.give_back()
+    clock.refuse(limited, 50)
     clock.now += 60
-    running.settle(UsedTokens(100, 0, 0))
     clock.enter(limited, 50)
 
 

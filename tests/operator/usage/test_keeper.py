@@ -42,7 +42,8 @@ async def test_usage_of_a_gateway_is_kept_and_printed(
         ["team-a/chat", "team-b/ann", "batch", 7, 700, 70, 350, 1500.0],
         ["team-a/chat", "", "", 1, 10, 0, 5, 0.0],
     ]
-    page = {"process": "0" * 16, "days": {today: rows}}
+    invalid = ["team-a/chat", "x" * 500, "", 1, 1, 0, 1, 0.0]  # takes no rows from others
+    page = {"process": "0" * 16, "days": {today: [*rows, invalid]}}
     path = f"/api/v1/namespaces/{namespace}/configmaps"
 
     def stored() -> Any:
