@@ -13,7 +13,7 @@ from conveyor_gateway.watching.keys import KeyTable, Proof
 
 _AUTHORIZATION: Final = istr("Authorization")
 _API_KEY: Final = istr("X-Api-Key")
-_BEARER: Final = "bearer "
+_BEARER: Final = "bearer"
 _NONE: Final = Proof(None)
 _SEVERAL: Final = Proof(None, "the request has a header with a key more than once")
 _NO_KEY: Final = Proof(None, "this is neither a key of an APIKey nor a token of a ServiceAccount")
@@ -50,4 +50,5 @@ class Proofs:
 
 def _remove_scheme(text: str) -> str:
     """Return the credentials behind the scheme Bearer; "" for another scheme."""
-    return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
+    scheme, _, credentials = text.partition(" ")
+    return credentials.strip() if scheme.lower() == _BEARER else ""

@@ -22,8 +22,7 @@ from conveyor_api.resource import Metadata
 
 KEY_PREFIX: Final = "sk-conveyor-"
 SECRET_DIGITS: Final = 64  # of 32 random bytes
-_NAMESPACE: Final = re.compile(LABEL)
-_SECRET: Final = re.compile(f"[0-9a-f]{{{SECRET_DIGITS}}}")
+_KEY: Final = re.compile(rf"{KEY_PREFIX}([-a-z0-9]{{1,63}})-[0-9a-f]{{{SECRET_DIGITS}}}")
 _SHA256: Final = "^[0-9a-f]{64}$"
 _TIME: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"
 _SERVICE: Final = rf"^([*]|({LABEL}/)?[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?)$"
@@ -167,10 +166,8 @@ def build_key(namespace: str, secret: bytes) -> str:
 
 def find_key_namespace(key: str) -> str | None:
     """Return the namespace of a key's APIKey; None if the text has not the form of a key."""
-    if not key.startswith(KEY_PREFIX):
-        return None
-    namespace, _, secret = key[len(KEY_PREFIX) :].rpartition("-")
-    return namespace if _SECRET.fullmatch(secret) and _NAMESPACE.fullmatch(namespace) else None
+    match = _KEY.fullmatch(key)
+    return match[1] if match is not None else None
 
 
 def hash_key(key: str) -> str:

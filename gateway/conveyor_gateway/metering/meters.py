@@ -71,6 +71,7 @@ class Meters:
         unix: Callable[[], float] = time.time,
     ) -> None:
         self._given = given or GivenLimits()
+        self._has_given = self._given != GivenLimits()
         self._count_gateways = count_gateways
         self._now = now
         self._unix = unix
@@ -81,7 +82,7 @@ class Meters:
         """Count a request. Return None if no limit is set for its caller. Raises RateLimited."""
         if caller is None:
             return None
-        limited = self._given.find(caller)
+        limited = self._given.find(caller) if self._has_given else []
         if caller.limits is not None:
             limited = [(f"the key {caller.name}", caller.limits), *limited]
         if not limited:

@@ -56,7 +56,7 @@ class Metrics:
         # The label values of each service's series, so that its end costs nothing for other services.
         self._labels: dict[str, set[tuple[Family[Counter] | Family[Histogram], tuple[str, ...]]]] = {}
         self._named = NamedClients(lambda named: self._client_series[named].requests.value, self._drop_named)
-        self._client_series: dict[NamedClient, _ClientSeries] = {}
+        self._client_series: dict[tuple[str, str, str], _ClientSeries] = {}  # by the fields of NamedClient
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
         )
@@ -166,8 +166,9 @@ class Metrics:
 
     def count_used_by_client(self, service: str, client: str, request_class: str, usage: UsedTokens | None) -> None:
         """Count a request of a client with a key, or with a name that a trusted proxy has given."""
-        named = NamedClient(service, client, request_class)
-        series = self._client_series.get(named) or self._find_client_series(named)
+        series = self._client_series.get((service, client, request_class))
+        if series is None:
+            series = self._find_client_series(NamedClient(service, client, request_class))
         series.requests.inc()
         if usage is not None:
             series.prompt_tokens.inc(usage.prompt_tokens)

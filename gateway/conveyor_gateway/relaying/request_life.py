@@ -138,7 +138,8 @@ class RequestLife:
         priority = choose_priority(service, named_class, json_body, fields, timeout_seconds, work, max_class)
         record.wants_receipt = parse_receipt_request(request.headers.get(RECEIPT_HEADER, "")) is not None
         record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
-        hold.note_arrived(find_owner(service, self.view), len(body), priority.request_class.level)
+        owner = hold.owner if hold.owner.service == service.key else find_owner(service, self.view)
+        hold.note_arrived(owner, len(body), priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
         if record.trace is not None:
             record.trace.write_headers(headers)

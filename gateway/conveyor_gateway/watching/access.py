@@ -24,11 +24,11 @@ class Rules:
 
     def allow(self, caller: Caller, namespace: str, name: str) -> bool:
         """Return whether the caller may use the service NAMESPACE/NAME, which has these rules."""
-        every, exact = f"{namespace}/{EVERY}", f"{namespace}/{name}"
         if caller.is_account:
             return not self.accounts.isdisjoint((f"{caller.namespace}/{EVERY}", caller.account))
         is_granted = caller.namespace == namespace or caller.namespace in self.key_namespaces
-        return is_granted and not caller.services.isdisjoint((every, exact))
+        services = caller.services
+        return is_granted and (f"{namespace}/{name}" in services or f"{namespace}/{EVERY}" in services)
 
 
 WITHOUT_RULES = Rules()

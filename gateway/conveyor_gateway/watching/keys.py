@@ -36,6 +36,7 @@ class Proof(NamedTuple):
 class Key:
     """The fields of an APIKey that the gateway uses. `expires_unix`: the time for each of its hashes."""
 
+    proof: Proof
     caller: Caller
     expires_unix: dict[str, float]
 
@@ -72,7 +73,7 @@ class KeyTable(Table[Key]):
             self.log.note_rejected(key.caller.name, EXPIRED)
             return Proof(None, _EXPIRED)
         self.log.note_use(key.caller.name, now_unix)
-        return Proof(key.caller)
+        return key.proof
 
     def _parse(self, body: Json) -> Key:
         return parse_key(body)
@@ -122,7 +123,7 @@ def parse_key(body: Json) -> Key:
     expires_unix, last = dict[str, float](), _parse_expiry(spec.expires)
     for each in spec.hashes:  # one may occur twice
         expires_unix[each.sha256] = min(last, _parse_expiry(each.expires), expires_unix.get(each.sha256, math.inf))
-    return Key(caller, expires_unix)
+    return Key(Proof(caller), caller, expires_unix)
 
 
 def _parse_expiry(text: str | None) -> float:
