@@ -1,8 +1,9 @@
 """Measures what chat clients get beside one client that floods the service with long requests.
 
 First in virtual time (`virtual_fairness`). Then with one real gateway, a real engine with the demo model and a real API
-server: the chats alone; beside the flood; and beside the flood while the gateway takes all clients for one, so that
-requests go in order of arrival. Exits with 1 if a bar is missed. The last line is one JSON object.
+server: the chats alone; beside the flood; beside so few long requests that places are always free, which no order of
+the gateway can improve; and beside the flood while the gateway takes all clients for one, so that requests go in order
+of arrival. Exits with 1 if a bar is missed. The last line is one JSON object.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +105,24 @@ class Run:
 
 
 async def measure(url: str, traffic: Traffic, rounds: int) -> dict[str, Any]:
-    """Run the three parts in turns. Return the medians of the ratios."""
-    p95s, throughputs, seconds = [], [], list[dict[str, float]]()
+    """Run the four parts in turns. Return the medians of the ratios."""
+    p95s, floors, throughputs, seconds = [], [], [], list[dict[str, float]]()
+    few = replace(traffic, flood_requests=traffic.batch_size * 2 // 3)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
         for _ in range(rounds):
             alone = await Run(http, url, traffic, named=True).run(has_flood=False)
             fair = await Run(http, url, traffic, named=True).run(has_flood=True)
+            free = await Run(http, url, few, named=True).run(has_flood=True)
             unfair = await Run(http, url, traffic, named=False).run(has_flood=True)
+            floors.append(free.p95 / alone.p95)
             p95s.append(fair.p95 / alone.p95)
             throughputs.append(fair.events_per_second / unfair.events_per_second)
-            seconds.append({"alone": alone.p95, "fair": fair.p95, "unfair": unfair.p95})
+            seconds.append({"alone": alone.p95, "fair": fair.p95, "free": free.p95, "unfair": unfair.p95})
     return {
         "p95_seconds": seconds,
         "p95_ratio": sorted(p95s)[rounds // 2],
+        "p95_ratio_with_free_places": sorted(floors)[rounds // 2],
         "throughput_ratio": sorted(throughputs)[rounds // 2],
     }
 

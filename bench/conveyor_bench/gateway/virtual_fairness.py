@@ -78,7 +78,7 @@ class Run:
         self._loop.time = lambda: self._now  # type: ignore[method-assign]
         size = traffic.batch_size
         beyond = max(1, size // 8)
-        limits = QueueLimits(100_000, _FAR, size + beyond, num_kept=beyond + max(1, size // KEPT_PART))
+        limits = QueueLimits(100_000, _FAR, size + beyond, num_beyond=beyond, most_kept=max(1, size // KEPT_PART))
         self._queue = ServiceQueue(limits, self._loop, _NoQueries())
         self._queue.set_engines(["engine:1"])
         self._at_engine: deque[_Request] = deque()  # those that run, and then those beyond the batch

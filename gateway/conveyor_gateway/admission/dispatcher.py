@@ -207,13 +207,16 @@ class Dispatcher:
 
     def _keeps_places(self, ticket: Ticket, now: float) -> bool:
         """Return whether the free places are kept for other clients than the ticket's."""
-        if len(self.dispatched) < self._num_places - self._pool.num_ready * self._limits.num_kept:
+        num_ready, limits = self._pool.num_ready, self._limits
+        num_free = self._num_places - len(self.dispatched)
+        if num_free > num_ready * (limits.num_beyond + limits.most_kept):
             return False
         if not self._kept.has_many(ticket.client, self._num_places):
             return False
-        until = self._kept.find_end(ticket.client)
-        if until <= now:
+        num_kept = self._kept.count(ticket.client, now)
+        if not num_kept or num_free > num_ready * limits.num_beyond + min(num_kept, num_ready * limits.most_kept):
             return False
+        until = self._kept.find_end(ticket.client)
         self._kept_until = min(until, self._kept_until or until)
         return True
 

@@ -4,28 +4,29 @@ Nobody takes a place away from a request that runs. So without this, each reques
 wait until one of the other client's long requests ends, even if it is first in the queue.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Final
 
 RECENT_SECONDS: Final = 30.0  # how long places are kept after a request of a client with few of them
 MOST_WITH_MANY: Final = 8  # clients that have many places at the same time; each has at least this part of them
+CLIENTS_A_PLACE: Final = 2  # active clients with few places for each one that is kept
+MAX_RECENT: Final = 1024  # clients that are remembered
 
 
 class KeptPlaces:
-    """Counts the requests of each client at engines. Each operation costs O(1)."""
+    """Counts the requests of each client at engines. Each operation costs O(1) on average."""
 
     def __init__(self) -> None:
         self._num_of_client: Counter[str] = Counter()
-        self._newest = ""  # the client with few places that was the last one to get one
-        self._newest_at = float("-inf")
-        self._other_at = float("-inf")  # when another client with few places last got one
+        self._recent: OrderedDict[str, float] = OrderedDict()  # when clients with few places last got one, in order
 
     def enter(self, client: str, num_places: int, now: float) -> None:
         """Count a request that gets a place."""
         if not self.has_many(client, num_places):
-            if client != self._newest:
-                self._newest, self._other_at = client, self._newest_at
-            self._newest_at = now
+            self._recent[client] = now
+            self._recent.move_to_end(client)
+            if len(self._recent) > MAX_RECENT:
+                self._recent.popitem(last=False)
         self._num_of_client[client] += 1
 
     def leave(self, client: str) -> None:
@@ -42,7 +43,14 @@ class KeptPlaces:
         count = self._num_of_client.get(client, 0)
         return count > 1 and count * MOST_WITH_MANY >= num_places
 
+    def count(self, client: str, now: float) -> int:
+        """Return how many places are kept from a client that has many, for the others; 0 if no other is active."""
+        while self._recent and next(iter(self._recent.values())) + RECENT_SECONDS <= now:
+            self._recent.popitem(last=False)
+        others = len(self._recent) - (client in self._recent)
+        return -(-others // CLIENTS_A_PLACE)
+
     def find_end(self, client: str) -> float:
-        """Return until when places are kept from this client, if it has many."""
-        others_at = self._other_at if client == self._newest else self._newest_at
-        return others_at + RECENT_SECONDS
+        """Return when the count of places that are kept from this client may next be lower. One is kept."""
+        first = next(at for other, at in self._recent.items() if other != client)
+        return first + RECENT_SECONDS

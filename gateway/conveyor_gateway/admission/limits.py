@@ -15,7 +15,10 @@ class QueueLimits:
     max_queued_requests: int
     queue_timeout_seconds: float
     place_limit: int
-    num_kept: int = 0  # places of each engine that a client with its part of them does not get while others are active
+    # Places of each engine that a client with its part of them does not get while others are active: those beyond the
+    # batch, and at most so many of the batch, by the number of the others.
+    num_beyond: int = 0
+    most_kept: int = 0
     fills_batches: bool = False
     classes: QueueClasses = WITHOUT_CLASSES
     num_gateways: int = 1  # each gateway gets an equal part of a class's share of the places

@@ -22,8 +22,9 @@ from conveyor_gateway.watching.catalog import Catalog, Service
 logger = logging.getLogger(__name__)
 
 _SERVICES_A_TURN: Final = 100
-# One in this many places of a batch, at least one, is kept for clients with few requests, and those beyond the batch.
-KEPT_PART: Final = 16
+# At most one in this many places of a batch, and at least one, is kept for clients with few requests, and those beyond
+# the batch.
+KEPT_PART: Final = 5
 
 
 class Queues:
@@ -91,7 +92,8 @@ class Queues:
             share,
             service.queue_timeout_seconds,
             service.place_limit,
-            0 if fills else service.place_limit - service.batch_size + max(1, service.batch_size // KEPT_PART),
+            0 if fills else service.place_limit - service.batch_size,
+            0 if fills else max(1, service.batch_size // KEPT_PART),
             fills,
             service.classes,
             self.num_gateways,

@@ -9,7 +9,7 @@ from tests.gateway.admission.queues import FAR, make_queue
 from tests.gateway.admission.test_queue_classes import BATCH, CHAT, VirtualTime
 from tests.lines_run import count_lines
 
-from conveyor_gateway.admission.kept_places import RECENT_SECONDS
+from conveyor_gateway.admission.kept_places import MAX_RECENT, RECENT_SECONDS, KeptPlaces
 from conveyor_gateway.admission.served_tokens import MAX_DEBT_TOKENS, MAX_IDLE, Level, weigh
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState, Work
@@ -184,7 +184,7 @@ async def test_in_a_full_queue_the_client_with_most_requests_loses_its_last_one(
 
 
 def test_the_last_places_are_kept_for_others_only_while_there_are_others() -> None:
-    with VirtualTime(place_limit=24, num_kept=2) as run:
+    with VirtualTime(place_limit=24, num_beyond=2) as run:
         flood = [admit(run.queue, "flood") for _ in range(40)]
         assert run.queue.dispatched == 24, "it is alone"
         chat = admit(run.queue, "chat", prompt=1000)
@@ -197,8 +197,30 @@ def test_the_last_places_are_kept_for_others_only_while_there_are_others() -> No
         assert more[2].state is TicketState.DISPATCHED, "though the flood has been served less"
 
 
+@pytest.mark.parametrize(("num_others", "num_kept"), [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3), (7, 4), (30, 4)])
+def test_one_place_is_kept_for_two_others_up_to_a_limit(num_others: int, num_kept: int) -> None:
+    with VirtualTime(place_limit=24, most_kept=4) as run:
+        for _ in range(3):  # a client that sends more counts once
+            for number in range(num_others):
+                run.queue.finish(admit(run.queue, f"chat-{number}"))
+        for _ in range(40):
+            admit(run.queue, "flood")
+        assert run.queue.dispatched == 24 - num_kept
+        run.now += RECENT_SECONDS
+        run.queue._dispatcher.match()
+        assert run.queue.dispatched == 24
+
+
+def test_the_number_of_remembered_clients_is_bounded() -> None:
+    kept = KeptPlaces()
+    for number in range(2 * MAX_RECENT):
+        kept.enter(f"client-{number}", 100, 0.0)
+    assert kept.count("flood", 1.0) == MAX_RECENT // 2
+    assert kept.count("flood", RECENT_SECONDS) == 0
+
+
 def test_the_end_of_the_time_for_others_wakes_who_waits() -> None:
-    with VirtualTime(place_limit=4, num_kept=1) as run:
+    with VirtualTime(place_limit=4, num_beyond=1) as run:
         run.queue.finish(admit(run.queue, "chat"))
         for _ in range(5):
             admit(run.queue, "flood")
@@ -210,7 +232,7 @@ def test_the_end_of_the_time_for_others_wakes_who_waits() -> None:
 
 
 def test_two_floods_use_all_places_once_nobody_else_is_there() -> None:
-    with VirtualTime(place_limit=8, num_kept=2) as run:
+    with VirtualTime(place_limit=8, num_beyond=2) as run:
         for _ in range(10):
             for client in "ab":
                 admit(run.queue, client)
@@ -222,7 +244,7 @@ def test_two_floods_use_all_places_once_nobody_else_is_there() -> None:
 
 def test_few_clients_have_many_places_and_an_event_stays_cheap_after_most_engines_have_left() -> None:
     def count(num_clients: int) -> int:
-        with VirtualTime(place_limit=12, num_kept=1) as run:
+        with VirtualTime(place_limit=12, num_beyond=1) as run:
             run.queue.set_engines([f"a:{number}" for number in range(num_clients // 6)])
             begun = [admit(run.queue, f"client-{number // 2}") for number in range(2 * num_clients)]
             on_it = next(each for each in begun if each.bound_engine.address == "a:1")
@@ -237,7 +259,7 @@ def test_few_clients_have_many_places_and_an_event_stays_cheap_after_most_engine
 
 
 def test_a_single_place_is_never_kept() -> None:
-    with VirtualTime(place_limit=2, num_kept=2) as run:
+    with VirtualTime(place_limit=2, num_beyond=2) as run:
         for client in "abab":
             admit(run.queue, client)
         assert run.queue.dispatched == 2
