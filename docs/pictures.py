@@ -1,6 +1,7 @@
 """Draws docs/pictures: the D2 files there by D2, and charts from the tables of docs/.
 
-The charts are the peers of docs/benchmarks.md, and the modes of docs/image-generation.md.
+The charts are the peers of docs/benchmarks.md, the modes of docs/image-generation.md, and the drafts of
+docs/speculation.md.
 
 Called by `make pictures` with D2's program, and by `make check-generated` with `--check`, which needs none: a drawing
 carries the hash of its source.
@@ -20,6 +21,7 @@ _DOCS = Path(__file__).parent
 _PICTURES = _DOCS / "pictures"
 _ROW = re.compile(r"^\| ([AC]) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
 _PAINTED = re.compile(r"^\| (Dynamic|Continuous) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ s \| ([\d.]+) s \|", re.MULTILINE)
+_DRAFTED = re.compile(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", re.MULTILINE)
 _LIGHT, _DARK = "0", "200"  # D2's numbers of themes
 
 
@@ -86,10 +88,24 @@ def _draw_painted(title: str, subtitle: str, column: int) -> str:
     return lines(title, f"{subtitle}; demo-paint on one thread of a CPU", series, across, axis) + "\n"
 
 
+def draw_drafts() -> str:
+    """Tokens a second against the requests at once, with drafts and without, from the table."""
+    rows = [tuple(map(float, row)) for row in _DRAFTED.findall((_DOCS / "speculation.md").read_text())]
+    series = [
+        Series(name, colour, [(row[0], row[column]) for row in rows])
+        for name, colour, column in (("with drafts", 3, 1), ("without", 0, 2))
+    ]
+    across = MarkedAxis(0.0, rows[-1][0] * 1.05, "requests at once", marks=tuple(row[0] for row in rows))
+    axis = axis_for([rate for row in rows for rate in row[1:]], "")
+    subtitle = "tokens a second; a shape of two layers in bfloat16 on one thread of a CPU"
+    return lines("Answers that edit code, with drafts and without", subtitle, series, across, axis) + "\n"
+
+
 CHARTS: dict[str, Callable[[], str]] = {
     "peers.svg": draw_peers,
     "paint-latency.svg": draw_paint_latency,
     "paint-throughput.svg": draw_paint_throughput,
+    "drafts.svg": draw_drafts,
 }
 
 
