@@ -120,14 +120,43 @@ ROWS: dict[str, list[Panel]] = {
             {_NAME: rate("conveyor_gateway_engine_seconds_total", *_EACH, where=ALL)},
         ),
         Panel(
+            "Tokens per second by namespace",
+            "Tokens of prompts and of answers of all services of a namespace: which team uses most.",
+            "short",
+            {
+                "{{namespace}}": rate("conveyor_gateway_prompt_tokens_total", "namespace", where=ALL)
+                + " + "
+                + rate("conveyor_gateway_generation_tokens_total", "namespace", where=ALL)
+            },
+        ),
+        Panel(
+            "Refused requests by limit",
+            "rate_limit_exceeded: a key, owner or namespace is at its limit (docs/keys.md); else a queue is full.",
+            "reqps",
+            {
+                f"{_NAME}: {{{{reason}}}}": rate(
+                    "conveyor_gateway_dropped_requests_total",
+                    *_EACH,
+                    "reason",
+                    where='{reason=~"rate_limit_exceeded|too_many_requests|queue_full"}',
+                )
+            },
+        ),
+        Panel(
+            "Engines in use by client",
+            "Seconds of engines' steps each second, by key or client: what a key costs in whole engines.",
+            "short",
+            {_CLIENT: rate("conveyor_gateway_client_busy_seconds_total", "client", *_EACH, where=ALL)},
+        ),
+        Panel(
             "Prompt tokens per second by client",
-            "Only with gateway.clientHeader: who sends most to which service, from any namespace.",
+            "By key, or by name with gateway.clientHeader: who sends most to which service, from any namespace.",
             "short",
             {_CLIENT: rate("conveyor_gateway_client_prompt_tokens_total", "client", *_EACH, where=ALL)},
         ),
         Panel(
             "Generated tokens per second by client",
-            "Only with gateway.clientHeader: for a bill, sum the increase over the month (docs/operations.md).",
+            "By key, or by name with gateway.clientHeader: for a bill, sum the increase over the month.",
             "short",
             {_CLIENT: rate("conveyor_gateway_client_generation_tokens_total", "client", *_EACH, where=ALL)},
         ),

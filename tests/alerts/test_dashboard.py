@@ -17,6 +17,7 @@ from tests.engine.chat_model import write_chat_model
 from tests.engine.lora import save_adapter
 from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.keys import make_api_key, make_key
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import Aggregated, DemandServer
 from tests.metrics.test_server import read_health
@@ -24,6 +25,7 @@ from tests.operator.kubelet import TIME, Kubelet, ready
 from tests.operator.stage import Stage, wait_until
 from tests.operator.test_process import Process, process
 
+from conveyor_api import names
 from conveyor_api.names import child_labels
 from e2e import promtool
 from e2e.cluster import programs
@@ -79,6 +81,7 @@ def series(
         Cluster(stage.space.api, stage.space.namespace).apply_engine(SERVICE, own_address(), port)
         wait_until("the engine is known", lambda: gateway.metric("conveyor_gateway_engines", **service))
         assert send(gateway, stage.space.namespace) == 200
+        reach_limit(gateway, stage)
         engine_page = engine.get("/metrics").text
         engine.process.kill()
         assert send(gateway, stage.space.namespace) == 504
@@ -106,10 +109,19 @@ def ready_at_once(pod: Json) -> Json:
     return status
 
 
-def send(gateway: GatewayProcess, namespace: str) -> int:
+def reach_limit(gateway: GatewayProcess, stage: Stage) -> None:
+    """Let a key send more requests than it may."""
+    namespace = stage.space.namespace
+    path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.API_KEY_PLURAL}"
+    stage.space.api.create(path, make_api_key(namespace, limits={"requestsPerMinute": 1}))
+    headers = {"Authorization": f"Bearer {make_key(namespace)}"}
+    wait_until("the key is at its limit", lambda: send(gateway, namespace, **headers) == 429)
+
+
+def send(gateway: GatewayProcess, namespace: str, **headers: str) -> int:
     url, body = f"{gateway.url}/{namespace}/{SERVICE}/v1/completions", {"prompt": "a", "max_tokens": 3}
     request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"X-Request-Class": "chat", CLIENT_HEADER: "team-a"}
+        url, json.dumps(body).encode(), {"X-Request-Class": "chat", CLIENT_HEADER: "team-a", **headers}
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:

@@ -1,26 +1,18 @@
 """Tests that a real gateway and a real engine export the spans of a request as one trace, and nothing that it says."""
 
 import asyncio
-import json
-import socket
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 from tests.contract.serving import serving
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
-from tests.metrics.aggregation import free_port
 from tests.process.collector import Collector, Found
 
-from e2e import otelcol
-from e2e.cluster.api import Api, wait_until
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -34,47 +26,6 @@ def collector() -> Iterator[Collector]:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
-
-
-@contextmanager
-def running_otelcol(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Run OpenTelemetry's own collector. Yields its URL and the file of what it has received."""
-    program, port, found = otelcol.build(), free_port(), folder / "spans.json"
-    protocols = {"http": {"endpoint": f"127.0.0.1:{port}"}}
-    configuration = {
-        "receivers": {"otlp": {"protocols": protocols}},
-        "exporters": {"file": {"path": str(found), "flush_interval": "100ms"}},
-        "service": {
-            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["file"]}},
-            "telemetry": {"metrics": {"level": "none"}},
-        },
-    }
-    (folder / "otelcol.yaml").write_text(yaml.safe_dump(configuration))
-    with (folder / "otelcol.log").open("w") as log:
-        process = subprocess.Popen([program, f"--config={folder / 'otelcol.yaml'}"], stdout=log, stderr=log)
-    try:
-        wait_until("the collector", lambda: is_open(port), timeout_seconds=60)
-        yield f"http://127.0.0.1:{port}", found
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
-def read_file(path: Path) -> list[dict[str, str]]:
-    """Return the spans in a file of the collector."""
-    batches = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [
-        span
-        for batch in batches
-        for resource in batch["resourceSpans"]
-        for scope in resource["scopeSpans"]
-        for span in scope["spans"]
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -193,28 +144,3 @@ async def test_what_the_client_does_not_sample_has_no_spans(
         await post(gateway, service, **{"X-Request-Id": "later"})
         wait_for_trace(collector, "later")
     assert unsampled not in {span.trace_id for span in collector.spans}
-
-
-@pytest.mark.nightly  # builds the collector, which takes minutes
-async def test_opentelemetry_s_own_collector_reads_the_trace(
-    control_plane: ControlPlane, crd: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    model = write_chat_model(tmp_path / "tiny")
-    with running_otelcol(tmp_path) as (url, found):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        with (
-            EngineServer(tmp_path / "engine", model, IDLE, host="0.0.0.0", max_num_seqs=4) as engine,
-            GatewayProcess(control_plane.kubeconfig, "--watch-namespaces", namespace) as gateway,
-        ):
-            engine.wait_ready()
-            async with serving(engine, [gateway], crd, namespace) as service:
-                await post(gateway, service, traceparent=f"00-{TRACE}-{CALLER}-01")
-                async with asyncio.timeout(60):
-                    while len(spans := read_file(found)) < 10:  # noqa: ASYNC110  a file has no event
-                        await asyncio.sleep(0.1)
-    assert {span["traceId"] for span in spans} == {TRACE}
-    by_name = {span["name"]: span for span in spans}
-    outer, inner = by_name["POST /v1/completions"], by_name["text_completion tiny"]
-    assert (outer["parentSpanId"], inner["parentSpanId"]) == (CALLER, outer["spanId"])
-    assert by_name["decode"]["parentSpanId"] == inner["spanId"]

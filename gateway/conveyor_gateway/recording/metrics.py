@@ -42,6 +42,7 @@ class _ClientSeries:
     prompt_tokens: Counter
     cached_tokens: Counter
     generation_tokens: Counter
+    busy_seconds: Counter
 
 
 class Metrics:
@@ -101,6 +102,9 @@ class Metrics:
         )
         self._client_generation_tokens = self._counter(
             "client_generation_tokens", "Tokens generated, by the client's key or name.", *of_client
+        )
+        self._client_busy_seconds = self._counter(
+            "client_busy_seconds", "Time of engines' steps for requests, by the client's key or name.", *of_client
         )
         self._of_clients = (
             self._client_requests,
@@ -174,6 +178,8 @@ class Metrics:
             series.prompt_tokens.inc(usage.prompt_tokens)
             series.cached_tokens.inc(usage.cached_tokens)
             series.generation_tokens.inc(usage.completion_tokens)
+            if usage.receipt is not None:
+                series.busy_seconds.inc(usage.receipt.engine_ms / 1000)
 
     def _find_client_series(self, named: NamedClient) -> _ClientSeries:
         """Return the new series of a client, or those of the others if there is no room."""
@@ -188,6 +194,7 @@ class Metrics:
             self._find(self._client_prompt_tokens, *named),
             self._find(self._client_cached_tokens, *named),
             self._find(self._client_generation_tokens, *named),
+            self._find(self._client_busy_seconds, *named),
         )
 
     def _find_series(self, service: str) -> _ServiceSeries:
