@@ -17,6 +17,7 @@ from e2e.cluster.control_plane import ControlPlane
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET, KEY = "xyzzy-prompt", "cvy_xyzzy-key"
+REFUSED = ("retry", {"conveyor.reason": "refused"})
 BODY = {"prompt": SECRET, "max_tokens": 20, "ignore_eos": True, "stream": True}
 
 
@@ -125,14 +126,14 @@ async def test_a_retry_is_an_event_and_each_try_a_part(
         await asyncio.gather(*(post(gateway, service) for _ in range(8)))  # more than one engine has places for
         (retried, *_) = find_retried(collector.wait(lambda spans: bool(find_retried(spans))))
         outer, _, parts = wait_for_trace(collector, retried.attributes["conveyor.request_id"])
-    assert ("retry", {"conveyor.reason": "refused"}) in outer.events
-    assert outer.attributes["conveyor.attempts"] == 2
+    attempts = outer.attributes["conveyor.attempts"]
+    assert attempts == 1 + [name for name, _ in outer.events].count("retry") >= 2
     names = [part.name for part in parts if part.parent_id == outer.span_id]
-    assert names == ["read", "queue", "dispatch", "queue", "dispatch", "stream"]
+    assert names == ["read", *["queue", "dispatch"] * attempts, "stream"]
 
 
 def find_retried(spans: list[Found]) -> list[Found]:
-    return [span for span in spans if any(name == "retry" for name, _ in span.events)]
+    return [span for span in spans if REFUSED in span.events]
 
 
 async def test_what_the_client_does_not_sample_has_no_spans(
