@@ -22,9 +22,10 @@ class KeyUse(Struct, frozen=True, array_like=True):
 
 
 class KeyUses(Struct, frozen=True):
-    """`GET /keys?after=<cursor>`: the next changes after those of the page with this cursor, the oldest one first.
+    """`GET /keys?after=<cursor>`: the next changes after those of the page with this cursor, in turns of namespaces.
 
-    At most MAX_CHANGES; an unknown cursor begins from the start. An APIKey changes at most twice a day.
+    The oldest change of a namespace comes first. At most MAX_CHANGES; an unknown cursor begins from the start. An
+    APIKey changes at most twice a day.
     """
 
     cursor: Annotated[str, Meta(max_length=64)]

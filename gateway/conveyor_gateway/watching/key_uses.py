@@ -1,14 +1,16 @@
 """Remembers the day of the last use of each APIKey, and why requests were rejected. The operator reads it (`/keys`).
 
 `keys` notes uses, and whoever rejects a request notes the reason. An APIKey changes at most twice a day, and the
-operator reads only changes, so that few writes reach the API server.
+operator reads only changes, so that few writes reach the API server. Namespaces take turns in the order of changes, so
+many keys of one namespace do not delay those of others.
 """
 
 import secrets
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,8 +27,16 @@ _REASONS: Final = {
 }
 
 
+class _Change(NamedTuple):
+    """A change in the order in which changes are reported. Each namespace has one change in a turn."""
+
+    turn: int
+    number: int
+    key: str
+
+
 class KeyLog:
-    """The uses since this process started, by the APIKey's `namespace/name`, the last change last."""
+    """The uses since this process started, by the APIKey's `namespace/name`."""
 
     def __init__(self, now_unix: Callable[[], float] = time.time) -> None:
         self._now_unix = now_unix
@@ -34,7 +44,10 @@ class KeyLog:
         self._ends_unix = 0.0
         self._process = secrets.token_hex(8)
         self._num_changes = 0
-        self._uses: dict[str, tuple[int, KeyUse]] = {}  # with the number of the last change
+        self._turn = 0  # the last one that a page has reported; new changes are behind all cursors
+        self._last_turns: dict[str, int] = {}  # by namespace; those after `_turn`
+        self._uses: dict[str, tuple[_Change, KeyUse]] = {}  # with the last change
+        self._changes: list[_Change] = []  # the last ones of all keys, sorted
 
     def note_use(self, key: str, now_unix: float) -> None:
         """Note that a request has proved to have a key of this APIKey."""
@@ -56,29 +69,36 @@ class KeyLog:
 
     def forget(self, key: str) -> None:
         """Forget a deleted APIKey."""
-        self._uses.pop(key, None)
+        known = self._uses.pop(key, None)
+        if known is not None:
+            del self._changes[bisect_left(self._changes, known[0])]
 
     def build_page(self, cursor: str) -> KeyUses:
         """Return the changes after those of an earlier page with this cursor."""
-        process, _, number = cursor.partition(":")
-        after = int(number) if process == self._process and number.isdecimal() else 0
-        changes: list[tuple[int, KeyUse]] = []
-        for change in reversed(self._uses.values()):
-            if change[0] <= after:
-                break
-            changes.append(change)
-        page = changes[: -MAX_CHANGES - 1 : -1]
-        last = page[-1][0] if page else after
-        return KeyUses(f"{self._process}:{last}", [use for _, use in page])
+        process, *place = cursor.split(":")
+        is_known = process == self._process and len(place) == 2 and all(map(str.isdecimal, place))
+        after = _Change(int(place[0]), int(place[1]) + 1, "") if is_known else _Change(0, 0, "")
+        first = bisect_left(self._changes, after)
+        page = self._changes[first : first + MAX_CHANGES]
+        if not page:
+            return KeyUses(cursor if is_known else f"{self._process}:0:0", [])
+        last = page[-1]
+        if last.turn > self._turn:
+            self._turn = last.turn
+            self._last_turns = {name: turn for name, turn in self._last_turns.items() if turn > self._turn}
+        return KeyUses(f"{self._process}:{last.turn}:{last.number}", [self._uses[change.key][1] for change in page])
 
     def _find(self, key: str) -> KeyUse:
         found = self._uses.get(key)
         return KeyUse(*key.split("/")) if found is None else found[1]
 
     def _change(self, key: str, use: KeyUse) -> None:
+        self.forget(key)
         self._num_changes += 1
-        self._uses.pop(key, None)
-        self._uses[key] = self._num_changes, use
+        turn = self._last_turns[use.namespace] = 1 + max(self._turn, self._last_turns.get(use.namespace, 0))
+        change = _Change(turn, self._num_changes, key)
+        insort(self._changes, change)
+        self._uses[key] = change, use
 
     def _find_day(self, now_unix: float) -> str:
         if now_unix >= self._ends_unix:

@@ -15,7 +15,7 @@ import msgspec
 from conveyor_api import names
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
 from conveyor_operator.cluster import Cluster
-from conveyor_operator.errors import ApiError, Refused
+from conveyor_operator.errors import ApiError
 from conveyor_operator.kinds import API_KEY
 from conveyor_protocol.key_uses import KeyUse, KeyUses
 
@@ -62,17 +62,17 @@ class KeyStatusKeeper:
             self._cursors[url] = uses.cursor
 
     async def _write(self, use: KeyUse) -> None:
-        """Write a use, unless another gateway has reported a later one. Raises ApiError."""
-        found = await self._cluster.get(API_KEY, use.namespace, use.name)
-        if found is None:
-            return
-        before = found.get("status") or {}
-        status = build_status(before, use)
-        if status != before:
-            try:
+        """Write a use, unless another gateway has reported a later one. Raises ApiError if other writes would fail."""
+        try:
+            found = await self._cluster.get(API_KEY, use.namespace, use.name)
+            before = (found or {}).get("status") or {}
+            status = build_status(before, use)
+            if found is not None and status != before:
                 await self._cluster.replace_status(API_KEY, found, status)
-            except Refused as error:  # perhaps it was deleted, and there is a new one
-                logger.info("event=key_status_refused key=%s/%s error=%.500s", use.namespace, use.name, error)
+        except ApiError as error:  # perhaps it was deleted, and there is a new one
+            if error.wants_silence:
+                raise
+            logger.warning("event=key_status_refused key=%s/%s error=%.500s", use.namespace, use.name, error)
 
 
 def build_status(before: Mapping[str, Any], use: KeyUse) -> dict[str, Any]:

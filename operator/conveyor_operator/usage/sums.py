@@ -1,7 +1,8 @@
 """Adds up what the gateways have counted, by day, and keeps it within bounds. Pure. Used by `keeper` only.
 
 A day has the rows of each process of a gateway, as the process counted them last. So a page may be read any number of
-times, also by another operator. Days that gateways count no more have one list of rows.
+times, also by another operator. Days that gateways count no more have one list of rows. Each day has a part of the
+object's bytes, so that long names or many rows of one day remove no other day.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ DAYS: Final = 31
 MAX_ROWS: Final = 300  # of a day that is over
 MAX_PROCESSES: Final = 32  # of a day; those that are gone longest are added up
 MAX_BYTES: Final = 900_000  # of all days; a ConfigMap has at most 1 MiB
+_OPEN_BYTES: Final = 120_000  # of today, and of yesterday
+_OVER_BYTES: Final = (MAX_BYTES - 2 * _OPEN_BYTES) // (DAYS - 2)  # of any other day
 _OVER: Final = "over"  # the rows of processes that are gone
 
 Day = dict[str, list[UsageRow]]  # by process
@@ -57,7 +60,12 @@ class Sums:
             elif len(of_day) > MAX_PROCESSES or (not kept and of_day.keys() != {_OVER}):
                 self.days[day] = _close(of_day, kept)
                 touched.add(day)
-        texts = {day: _encode(rows) if day in touched else self._texts[day] for day, rows in self.days.items()}
+        texts = {
+            day: _encode(rows, _OPEN_BYTES if _parse(day) >= yesterday else _OVER_BYTES)
+            if day in touched
+            else self._texts[day]
+            for day, rows in self.days.items()
+        }
         while sum(map(len, texts.values())) > MAX_BYTES and len(texts) > 1:
             oldest = min(texts)
             del texts[oldest], self.days[oldest]
@@ -74,8 +82,13 @@ def _parse(day: str) -> date:
         return date.min
 
 
-def _encode(day: Day) -> str:
-    return msgspec.json.encode(day).decode()
+def _encode(day: Day, max_bytes: int) -> str:
+    """Return a day's text, with as many rows of each process as fit, at least one. The sums stay."""
+    most = max(map(len, day.values()), default=1)
+    while len(text := msgspec.json.encode(day)) > max_bytes and most > 1:
+        most = max(1, most * max_bytes // len(text))
+        day = {process: limit_rows(rows, most) for process, rows in day.items()}
+    return text.decode()
 
 
 def _close(day: Day, kept: int) -> Day:

@@ -5,6 +5,8 @@ import json
 import aiohttp
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.gateway.engine_servers import answering
 from tests.gateway.keys import make_api_key, make_key
 from tests.gateway.local import local_gateway
@@ -60,7 +62,40 @@ def test_a_page_is_small_and_the_next_one_goes_on() -> None:
     assert found == [str(number) for number in range(2 * MAX_CHANGES + 1)]
 
 
-@pytest.mark.parametrize("cursor", ["", "other:7", "x", ":", "1:1"])
+def test_many_keys_of_one_namespace_do_not_delay_those_of_others() -> None:
+    clock = Clock()
+    for number in range(100):
+        clock.use(f"many/{number}")
+    first = clock.log.build_page("")
+    assert [use.name for use in first.keys] == [str(number) for number in range(MAX_CHANGES)]
+    clock.use("few/a")
+    clock.use("few/b")
+    second = clock.log.build_page(first.cursor)
+    assert [use.name for use in second.keys[:4]] == [str(MAX_CHANGES), "a", str(MAX_CHANGES + 1), "b"]
+    assert clock.log.build_page(first.cursor) == second, "a page that was not written is read again"
+    clock.log.forget("many/50")
+    found, cursor = [*first.keys, *second.keys], second.cursor
+    while (page := clock.log.build_page(cursor)).keys:
+        found, cursor = found + page.keys, page.cursor
+    assert sorted(use.name for use in found) == sorted([*map(str, range(50)), *map(str, range(51, 100)), "a", "b"])
+
+
+@given(st.lists(st.one_of(st.none(), st.sampled_from(["a/1", "a/2", "a/3", "b/1", "c/1"])), max_size=200))
+def test_a_reader_gets_each_last_change(events: list[str | None]) -> None:
+    clock, cursor, used, seen = Clock(), "", dict[str, str](), dict[str, str]()
+    for event in [*events, *[None] * 10]:
+        if event is None:
+            page = clock.log.build_page(cursor)
+            cursor = page.cursor
+            seen |= {f"{use.namespace}/{use.name}": use.used for use in page.keys}
+        else:
+            clock.now += DAY
+            clock.use(event)
+            used[event] = clock.log._today
+    assert seen == used
+
+
+@pytest.mark.parametrize("cursor", ["", "other:7", "x", ":", "1:1", "1:1:1", "::"])
 def test_a_cursor_of_another_process_begins_from_the_start(cursor: str) -> None:
     clock = Clock()
     clock.use()

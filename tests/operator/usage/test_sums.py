@@ -2,6 +2,7 @@
 
 from datetime import date, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,20 @@ def test_gateways_cannot_write_other_days() -> None:
     sums = Sums()
     assert sums.add([make_page(1, make_row(), day=TODAY - timedelta(days=9))], TODAY) == {}
     assert sums.add([make_page(1, make_row(), day=TODAY + timedelta(days=9))], TODAY) == {}
+
+
+@pytest.mark.parametrize("length", [6, 100, 240])
+def test_a_month_is_kept_with_many_rows_and_long_names(length: int) -> None:
+    sums = Sums()
+    for number in range(DAYS + 1):
+        day = TODAY + timedelta(days=number)
+        rows = [make_row(f"team/{caller:0{length}}") for caller in range(MAX_ROWS)]
+        changed = sums.add([make_page(process, *rows, day=day) for process in range(2)], day)
+    assert len(sums._texts) == DAYS
+    assert None in changed.values(), "only the oldest day is removed"
+    stored = Sums()
+    stored.load(sums._texts)
+    assert total(stored).requests == DAYS * 2 * MAX_ROWS
 
 
 def test_the_object_is_bounded_with_many_callers_many_days_and_many_restarts() -> None:
