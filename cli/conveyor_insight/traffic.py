@@ -11,6 +11,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+_MAX_VALUE: Final = 1e15  # larger ones are invalid, so that sums and products stay finite
 _HISTOGRAMS: Final = {
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "output_tokens",
@@ -97,7 +98,7 @@ def read_traffic(pages: Sequence[str]) -> Traffic:
 
 
 def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> None:
-    if not math.isfinite(value):
+    if not 0 <= value <= _MAX_VALUE:
         return
     base, _, part = name.rpartition("_")
     if base in _HISTOGRAMS:

@@ -5,6 +5,8 @@ for signing in, which contains the token. Without a valid token, pages lead to t
 """
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -24,18 +26,26 @@ from conveyor_console.pages import (
     Overview,
     build_detail,
     build_overview,
+    render_as_of,
     render_detail,
     render_overview,
     render_problem,
     render_service,
     render_sign_in,
+    render_stopped,
 )
 from conveyor_console.state import State
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Render = Callable[[Caller], Awaitable[str]]
+"""Returns what has changed on a page since the last call, for its caller."""
 
 COOKIE: Final = "conveyor_console_token"
 MAX_STREAMS: Final = 64
+MAX_STREAMS_EACH: Final = 8  # of one user
+_RETRY_MS: Final = 30_000  # until a browser tries again to open a stream that was refused
+_STREAM_END: Final = "/events"
+_EXPIRED: Final = "Sign in again: Kubernetes does not accept your token."
 _MAX_QUERY: Final = 128
 _STATIC: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
@@ -52,6 +62,10 @@ _CALLER: Final = web.RequestKey("caller", Caller)
 _OPEN: Final = ("/static/", "/sign-in", "/sign-out", LIVENESS_PATH, READINESS_PATH)
 
 
+class _Refused(Exception):
+    """A stream cannot be opened. The message is a sentence for the page."""
+
+
 class App:
     """The handlers. missing: returns what the program still waits for; empty when it is ready."""
 
@@ -63,7 +77,7 @@ class App:
         self._gateways = gateways
         self._access = access
         self._missing = missing
-        self._num_streams = 0
+        self._streams = Counter[str]()  # open ones by the user's name
         self._files = {path.name: path.read_bytes() for path in _STATIC.iterdir() if path.suffix in _TYPES}
 
     def build(self) -> web.Application:
@@ -133,7 +147,7 @@ class App:
     async def _show_overview(self, request: web.Request) -> web.Response:
         overview, caller = await self._build_overview(request, request[_CALLER]), request[_CALLER]
         stream = f"/events?{urlencode({'q': overview.query, 'page': overview.number})}"
-        return _build_page(render_overview(overview, caller.name, stream))
+        return _build_page(render_overview(overview, caller.name, stream, self._state.read_at))
 
     async def _build_overview(self, request: web.Request, caller: Caller) -> Overview:
         self._state.note_viewer()
@@ -148,7 +162,10 @@ class App:
         changes = Changes()
 
         async def render(caller: Caller) -> str:
-            return changes.render(await self._build_overview(request, caller))
+            overview = await self._build_overview(request, caller)
+            if not overview.num_seen:
+                raise _Refused("There is nothing to follow: you see no services.")
+            return changes.render(overview)
 
         return await self._stream(request, render)
 
@@ -160,7 +177,8 @@ class App:
             self._gateways.read_slowest(service.key),
             read_events(self._client, token, service.namespace, service.name),
         )
-        return _build_page(render_service(detail, caller.name, receipts, events, problem))
+        read_at = self._state.read_at
+        return _build_page(render_service(detail, caller.name, receipts, events, problem, read_at))
 
     async def _stream_service(self, request: web.Request) -> web.StreamResponse:
         sent = ""
@@ -186,32 +204,43 @@ class App:
         steps = await self._gateways.read_steps(key)
         return build_detail(line, history.find_course(key), history.list_decisions(key), steps)
 
-    async def _stream(self, request: web.Request, render: Callable[[Caller], Awaitable[str]]) -> web.StreamResponse:
-        """Send what `render` returns after each read of the gateways, unless it is "", while the token is valid."""
-        if self._num_streams >= MAX_STREAMS:
-            return web.Response(status=503, text=f"there are {MAX_STREAMS} streams already\n")
-        text = await render(request[_CALLER])
-        self._num_streams += 1
+    async def _stream(self, request: web.Request, render: Render) -> web.StreamResponse:
+        """Send changes, unless there are too many streams."""
+        name = request[_CALLER].name
+        self._streams[name] += 1
         try:
-            response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+            if self._streams.total() > MAX_STREAMS or self._streams[name] > MAX_STREAMS_EACH:
+                raise _Refused("Too many pages are open, so this one does not change.")
+            return await self._send_changes(request, render)
+        except _Refused as error:
+            return _build_stopped(str(error), 503)
+        finally:
+            self._streams -= Counter((name,))  # drops names without streams
+
+    async def _send_changes(self, request: web.Request, render: Render) -> web.StreamResponse:
+        """Send the time and what `render` returns after each read of the gateways, while the token is valid."""
+        text = await render(request[_CALLER])
+        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+        with contextlib.suppress(ConnectionError, Unavailable, web.HTTPNotFound, _Refused):
             await response.prepare(request)
             while True:
-                await response.write(_build_event(text))
+                await response.write(_build_event(render_as_of(self._state.read_at) + text))
                 await self._state.wait_for_change()
                 if (caller := await self._access.identify(_find_token(request))) is None:
+                    await response.write(_build_event(render_stopped(_EXPIRED)))
                     return response
                 text = await render(caller)
-        except (ConnectionError, Unavailable, web.HTTPNotFound):
-            return response
-        finally:
-            self._num_streams -= 1
+        return response
 
 
 def _build_event(text: str) -> bytes:
-    """Return a message; a comment, by which a lost connection is found, if there is no text."""
-    if not text:
-        return b":\n\n"
     return "".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n"
+
+
+def _build_stopped(reason: str, status: int) -> web.Response:
+    """Return a stream with the only message that the page no longer changes. Browsers show it, whatever the status."""
+    body = f"retry: {_RETRY_MS}\n".encode() + _build_event(render_stopped(reason))
+    return web.Response(body=body, status=status, content_type="text/event-stream")
 
 
 @web.middleware
@@ -255,8 +284,10 @@ def _refuse(request: web.Request) -> web.Response:
     """Return the response to a request without a valid token."""
     if request.path == "/" and "Authorization" not in request.headers:
         return web.Response(status=303, headers={"Location": "/sign-in"})
-    text = render_sign_in("Sign in again: Kubernetes does not accept your token.")
-    response = _build_page(text, 401)
+    if request.path.endswith(_STREAM_END):
+        response = _build_stopped(_EXPIRED, 401)
+    else:
+        response = _build_page(render_sign_in(_EXPIRED), 401)
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
 

@@ -35,7 +35,7 @@ _MAX_RECEIPTS: Final = 10
 _AT_ONCE: Final = 4
 _VIEWED_SECONDS: Final = 30.0
 _KEPT_SECONDS: Final = 180.0  # then figures are too old to be shown
-
+_INVALID: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # what msgspec raises
 
 _Page = TypeVar("_Page")
 
@@ -99,7 +99,7 @@ class Gateways:
         try:
             page = await read_page(self._session, gateway, path, _TIMEOUT_SECONDS, {"service": service})
             return None if page is None else msgspec.json.decode(page, type=kind)
-        except (GatewayUnreadable, msgspec.DecodeError, RecursionError) as error:
+        except (GatewayUnreadable, *_INVALID) as error:
             logger.debug("event=page_unreadable path=%s service=%s error=%s", path, service, error)
             return None
 
@@ -117,7 +117,7 @@ class Gateways:
         try:
             page = await read_page(self._session, gateway, DEMAND_PATH, _TIMEOUT_SECONDS, max_bytes=_MAX_DEMAND_BYTES)
             return None if page is None else msgspec.json.decode(page, type=Demand)
-        except (GatewayUnreadable, msgspec.DecodeError, RecursionError) as error:
+        except (GatewayUnreadable, *_INVALID) as error:
             return f"{gateway}: {error}"
 
     async def _read_engines(self, gateways: list[Gateway]) -> None:

@@ -62,9 +62,10 @@ _ENVIRONMENT.filters |= {"time": _show_time, "rate": _show_rate, "share": _show_
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One page of the overview, for one caller. `number`: of the page, from 1."""
+    """One page of the overview, for one caller. `number`: of the page, from 1. `num_seen`: of lines without a query."""
 
     lines: Sequence[Line]
+    num_seen: int
     number: int
     num_pages: int
     summary: str
@@ -77,7 +78,7 @@ def build_overview(lines: Sequence[Line], query: str, number: int, problem: str)
     num_pages = max(1, -(-len(found) // LINES_A_PAGE))
     number = min(max(1, number), num_pages)
     shown = found[(number - 1) * LINES_A_PAGE : number * LINES_A_PAGE]
-    return Overview(shown, number, num_pages, _summarize(found, problem), query)
+    return Overview(shown, len(lines), number, num_pages, _summarize(found, problem), query)
 
 
 def _summarize(lines: Sequence[Line], problem: str) -> str:
@@ -88,9 +89,19 @@ def _summarize(lines: Sequence[Line], problem: str) -> str:
     return f"{text} Some figures are missing: {problem}" if problem else text
 
 
-def render_overview(overview: Overview, caller: str, stream: str) -> str:
-    """Return the whole page. stream: URL of the events with its changes."""
-    return _render("overview.html", overview=overview, caller=caller, stream=stream)
+def render_overview(overview: Overview, caller: str, stream: str, read_at: float) -> str:
+    """Return the whole page. stream: URL of the events with its changes. read_at: Unix time of what it shows."""
+    return _render("overview.html", overview=overview, caller=caller, stream=stream, as_of=show_time(read_at))
+
+
+def render_as_of(read_at: float) -> str:
+    """Return the element with the time, for a stream of any page. read_at: Unix time."""
+    return _render("as_of.html", as_of=show_time(read_at), swaps=True)
+
+
+def render_stopped(reason: str) -> str:
+    """Return the element that replaces the time when the stream ends. reason: a sentence."""
+    return _render("stopped.html", reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +127,21 @@ def build_detail(
 
 
 def render_service(
-    detail: Detail, caller: str, receipts: Sequence[RequestReceipt], events: Sequence[Event], no_events: str
+    detail: Detail,
+    caller: str,
+    receipts: Sequence[RequestReceipt],
+    events: Sequence[Event],
+    no_events: str,
+    read_at: float,
 ) -> str:
-    """Return the whole page. Receipts and Events do not change while it is open."""
-    told = list(map(explain_receipt, receipts))
-    return _render("service.html", detail=detail, caller=caller, receipts=told, events=events, no_events=no_events)
+    """Return the whole page. Receipts and Events do not change while it is open. read_at: Unix time of the rest."""
+    told, shown = list(map(explain_receipt, receipts)), {"events": events, "no_events": no_events}
+    return _render("service.html", detail=detail, caller=caller, receipts=told, **shown, as_of=show_time(read_at))
 
 
 def render_detail(detail: Detail) -> str:
     """Return the part of the page that changes."""
-    return _render("detail.html", detail=detail)
+    return _render("detail.html", detail=detail, swaps=True)
 
 
 def render_sign_in(problem: str = "") -> str:

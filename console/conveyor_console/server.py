@@ -1,8 +1,13 @@
-"""Builds the parts and runs them until SIGTERM. Called by `__main__`. Any task that fails ends the process."""
+"""Builds the parts and runs them until SIGTERM. Called by `__main__`.
+
+Any task that fails ends the process. An exception from a read of the gateways is logged, because pages of hostile
+engines are part of it.
+"""
 
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import aiohttp
@@ -62,18 +67,25 @@ class Console:
         watched = zip((*self._collections, self._slices), sinks, self._watches, strict=True)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(watch_collection(client, *each)) for each in watched]
-            running.append(tasks.create_task(self._read()))
+            running.append(tasks.create_task(self._repeat(self._read)))
             await stop.wait()
             for task in running:
                 task.cancel()
 
     async def _read(self) -> None:
-        """Read the gateways at the set interval, from the time when all watches have listed their objects."""
+        await self._state.read()
+        self._has_read = True
+
+    async def _repeat(self, read: Callable[[], Awaitable[None]]) -> None:
+        """Call `read` at the set interval, from the time when all watches have listed their objects."""
         while True:
-            if all(watch.synced for watch in self._watches):
-                await self._state.read()
-                self._has_read = True
-            await asyncio.sleep(self._settings.read_seconds if self._has_read else _SYNC_SECONDS)
+            is_synced = all(watch.synced for watch in self._watches)
+            if is_synced:
+                try:
+                    await read()
+                except Exception:
+                    logger.exception("event=read_failed")
+            await asyncio.sleep(self._settings.read_seconds if is_synced else _SYNC_SECONDS)
 
     def _list_missing(self) -> list[str]:
         return [watch.name for watch in self._watches if not watch.synced] or ["the gateways"] * (not self._has_read)

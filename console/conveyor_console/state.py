@@ -18,6 +18,8 @@ class State:
         self._gateways = gateways
         self._changed = asyncio.Event()
         self.lines: Sequence[Line] = ()
+        self.read_at = time.time()
+        """Unix time of the last read."""
         self.history = History()
 
     @property
@@ -39,7 +41,8 @@ class State:
             build_line(service, None if requests is None else requests.get(key), self._gateways.find_figures(key))
             for key, service in self._services.by_key.items()
         )
-        self.history.add(self.lines, time.time())
+        self.read_at = time.time()
+        self.history.add(self.lines, self.read_at)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

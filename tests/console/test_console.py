@@ -3,14 +3,15 @@
 import http.client
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from uuid import uuid4
 
 import pytest
 from tests.console.process import ConsoleProcess, make_reader, request_token, wait_until_allowed
 from tests.gateway.cluster import Cluster
 
-from conveyor_console.app import COOKIE
+from conveyor_console.app import COOKIE, MAX_STREAMS_EACH
 from e2e.cluster.api import Api
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -168,19 +169,77 @@ def test_the_stream_sends_only_lines_that_have_changed(console: ConsoleProcess, 
         whole = next(events)
         assert whole.count("<tr") == 2
         set_ready(cluster, "second", READY, readyReplicas=1, desiredReplicas=1, autoscaling={"message": "1 replicas"})
-        changed = next(events)
+        changed = next(each for each in events if "<tr" in each)
     assert changed.count("<tr") == 1
     assert "second" in changed
     assert "summary" not in changed
 
 
+def test_each_message_of_a_stream_has_the_time(console: ConsoleProcess, cluster: Cluster, token: str) -> None:
+    cluster.apply_service("qwen")
+    console.wait_for("qwen", token)
+    for path in ("/", f"/services/{cluster.namespace}/qwen"):
+        shown = re.search(r'<p id="as-of">As of (\d\d:\d\d:\d\d) UTC', console.get(path, token).text)
+        assert shown is not None
+        with streaming(console, token, f"{path.rstrip('/')}/events") as events:
+            times = {found[1] for _ in range(10) if (found := re.search(r"As of (\S+) UTC", next(events)))}
+        assert len(times) > 1
+        assert min(times) >= shown[1]
+
+
+def test_a_stream_ends_with_the_reason_when_its_token_is_no_longer_valid(
+    console: ConsoleProcess, crd: Api, cluster: Cluster, token: str
+) -> None:
+    cluster.apply_service("qwen")
+    console.wait_for("qwen", token)
+    with streaming(console, token) as events:
+        crd.delete(f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/reader")
+        *_, last = events
+    assert '<p id="as-of" class="problem" role="alert" hx-swap-oob' in last
+    assert "Sign in again" in last
+    again = console.get("/events", token)
+    assert (again.status, again.headers["content-type"]) == (401, "text/event-stream")
+    assert "Sign in again" in again.text
+
+
+def test_a_user_has_a_limited_number_of_streams(console: ConsoleProcess, cluster: Cluster, token: str) -> None:
+    cluster.apply_service("qwen")
+    console.wait_for("qwen", token)
+    with ExitStack() as opened, ThreadPoolExecutor(24) as pool:
+        streams = list(pool.map(lambda _: opened.enter_context(connecting(console, token)), range(24)))
+        refused = [each.read().decode() for each in streams if each.status == 503]
+    assert len(streams) - len(refused) == MAX_STREAMS_EACH
+    assert all("Too many pages are open" in text and "\nretry: " in f"\n{text}" for text in refused)
+
+
+def test_who_sees_no_service_gets_no_stream(console: ConsoleProcess, crd: Api, cluster: Cluster, token: str) -> None:
+    cluster.apply_service("qwen")
+    console.wait_for("qwen", token)
+    page = console.get("/events", request_token(crd, cluster.namespace, "default"))
+    assert (page.status, page.headers["content-type"]) == (503, "text/event-stream")
+    assert "you see no services" in page.text
+    assert console.get(f"/events?q={uuid4().hex}", "x").status == 401
+    with streaming(console, token, f"/events?q={uuid4().hex}") as events:
+        assert "No service that you may see" in next(events)
+
+
 @contextmanager
-def streaming(console: ConsoleProcess, token: str) -> Iterator[Iterator[str]]:
-    """Yield an iterator over the messages of the overview's stream, each as HTML."""
-    connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)
+def connecting(
+    console: ConsoleProcess, token: str, path: str = "/events?q=&page=1"
+) -> Iterator[http.client.HTTPResponse]:
+    """Yield the response to a request for a stream, whose body is not read."""
+    connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=90)
     try:
-        connection.request("GET", "/events?q=&page=1", headers={"Authorization": f"Bearer {token}"})
-        response = connection.getresponse()
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def streaming(console: ConsoleProcess, token: str, path: str = "/events?q=&page=1") -> Iterator[Iterator[str]]:
+    """Yield an iterator over the messages of a stream, each as HTML."""
+    with connecting(console, token, path) as response:
         assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
 
         def read() -> Iterator[str]:
@@ -193,8 +252,6 @@ def streaming(console: ConsoleProcess, token: str) -> Iterator[Iterator[str]]:
                     lines.clear()
 
         yield read()
-    finally:
-        connection.close()
 
 
 def test_a_page_of_many_services_has_fifty(console: ConsoleProcess, cluster: Cluster, token: str) -> None:

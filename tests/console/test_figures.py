@@ -61,3 +61,13 @@ def test_pages_of_hostile_engines_are_left_out(text: str) -> None:
         figures.add({"a": page(tokens=now), "b": text}, now)
     assert figures.figures.tokens_per_second == pytest.approx(1)
     assert figures.figures.kv_usage == 0.25
+
+
+def test_values_that_no_engine_can_have_are_left_out() -> None:
+    figures, name = EngineFigures(), "vllm:time_to_first_token_seconds_bucket"
+    for value in ("0", "1e308"):
+        hostile = f'{name}{{le="0.1"}} {value}\n{name}{{le="+Inf"}} {value}\nvllm:generation_tokens_total {value}'
+        figures.add({"b": hostile, "c": hostile}, float(value) / 1e307)
+    assert figures.figures == Figures(tokens_per_second=0.0)
+    figures.add({"d": "vllm:kv_cache_usage_perc -1"}, 20)
+    assert figures.figures.kv_usage is None

@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import aiohttp
+from aiohttp import web
 from tests.console.process import ConsoleProcess
 from tests.contract.serving import serving
 from tests.engine.processes import EngineServer
@@ -55,3 +56,21 @@ async def test_a_gateway_that_does_not_answer_is_said(
     publish_gateway(crd, system_namespace, "two", 9)
     await asyncio.to_thread(console.wait_for, "Some figures are missing: 1 of 2 gateways did not answer.", token)
     crd.delete(f"/apis/discovery.k8s.io/v1/namespaces/{system_namespace}/endpointslices/two")
+
+
+async def test_a_page_of_a_gateway_that_is_no_text_ends_nothing(
+    console: ConsoleProcess, gateway: GatewayProcess, crd: Api, system_namespace: str, token: str
+) -> None:
+    async def send(_request: web.Request) -> web.Response:
+        return web.Response(body=b'{"services": {"\xff/x": {}}}')
+
+    app = web.Application()
+    app.router.add_get("/{page}", send)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "0.0.0.0", 0)
+    await site.start()
+    publish_gateway(crd, system_namespace, "hostile", runner.addresses[0][1])
+    await asyncio.to_thread(console.wait_for, "Some figures are missing: 1 of 2 gateways did not answer.", token)
+    crd.delete(f"/apis/discovery.k8s.io/v1/namespaces/{system_namespace}/endpointslices/hostile")
+    await runner.cleanup()
