@@ -2,15 +2,15 @@
 
 A TokenReview returns the user of a bearer token. SubjectAccessReviews return whether this user may list
 InferenceServices in the cluster or in a namespace. Both answers are kept for _KEPT_SECONDS, so a right that is taken
-away ends that late. Tokens themselves are not kept: the keys are their hashes.
+away ends that late. Tokens themselves are not kept: the keys are their hashes. Rights are kept by user, so further
+tokens of a user cost one review each. Those who want the same answer at the same time share one review.
 """
 
 import asyncio
 import hashlib
-import time
-from collections import OrderedDict
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -18,30 +18,34 @@ import msgspec
 from kubernetes.aio.client import ApiClient
 
 from conveyor_api.names import GROUP, PLURAL
+from conveyor_console.sharing import Shared
 from conveyor_http.reading import AnswerTooLong, read_answer
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKEN_BYTES: Final = 7 << 10
 _KEPT_SECONDS: Final = 60.0
-_MAX_CALLERS: Final = 500
+_MAX_CALLERS: Final = 1000  # invalid tokens are among them
+_MAX_VERDICTS: Final = 10_000
 _MAX_AT_ONCE: Final = 16  # reviews in flight, of all callers
+_MAX_EACH: Final = 4  # of one page
+_TOKEN_ID: Final = "authentication.kubernetes.io/credential-id"
 _MAX_BYTES: Final = 1 << 20
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 _EVERYWHERE: Final = ""
 
 
 class Unavailable(Exception):
-    """The API server did not answer a review. The message has the reason."""
+    """The API server did not answer a review. The message has no address."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated user. `attributes`: the user as SubjectAccessReview names it."""
+    """An authenticated user. `attributes`: the user as SubjectAccessReview names it. `rights`: a hash of them."""
 
     name: str
     attributes: Mapping[str, Any]
-    until: float
-    verdicts: dict[str, bool] = field(default_factory=dict)
-    """Whether the user may list InferenceServices, by namespace; "" for all namespaces."""
+    rights: bytes
 
 
 class _User(msgspec.Struct):
@@ -66,46 +70,43 @@ class Access:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._callers: OrderedDict[bytes, Caller] = OrderedDict()  # by the token's hash
+        self._callers = Shared[bytes, Caller | None](_KEPT_SECONDS, _MAX_CALLERS)  # by the token's hash
+        self._verdicts = Shared[tuple[bytes, str], bool](_KEPT_SECONDS, _MAX_VERDICTS)  # by rights and namespace
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def identify(self, token: str) -> Caller | None:
         """Return the token's user; None if the token is not valid. Raises Unavailable."""
         if not token or len(token) > MAX_TOKEN_BYTES:
             return None
-        key, now = hashlib.sha256(token.encode(errors="replace")).digest(), time.monotonic()
-        kept = self._callers.get(key)
-        if kept is not None and kept.until > now:
-            return kept
-        status = await self._review("authentication.k8s.io", "TokenReview", {"token": token})
-        if not status.authenticated:
-            self._callers.pop(key, None)
-            return None
-        user = status.user
-        attributes = {"user": user.username, "uid": user.uid, "groups": user.groups or [], "extra": user.extra or {}}
-        caller = self._callers[key] = Caller(user.username, attributes, now + _KEPT_SECONDS)
-        self._callers.move_to_end(key)
-        while len(self._callers) > _MAX_CALLERS:
-            self._callers.popitem(last=False)
-        return caller
+        key = hashlib.sha256(token.encode(errors="replace")).digest()
+        return await self._callers.get(key, lambda: self._review_token(token))
 
     async def find_visible(self, caller: Caller, namespaces: Iterable[str]) -> frozenset[str]:
         """Return those of the namespaces in which the caller may list InferenceServices. Raises Unavailable."""
         wanted = frozenset(namespaces)
         if await self._may_list(caller, _EVERYWHERE):
             return wanted
-        ordered = sorted(wanted)
-        verdicts = await asyncio.gather(*(self._may_list(caller, each) for each in ordered))
-        return frozenset(each for each, allowed in zip(ordered, verdicts, strict=True) if allowed)
+        remaining, visible = iter(sorted(wanted)), set[str]()
+
+        async def go_on() -> None:
+            for namespace in remaining:
+                if await self._may_list(caller, namespace):
+                    visible.add(namespace)
+
+        await asyncio.gather(*(go_on() for _ in range(_MAX_EACH)))
+        return frozenset(visible)
+
+    async def _review_token(self, token: str) -> Caller | None:
+        status = await self._review("authentication.k8s.io", "TokenReview", {"token": token})
+        return _build_caller(status.user) if status.authenticated else None
 
     async def _may_list(self, caller: Caller, namespace: str) -> bool:
-        known = caller.verdicts.get(namespace)
-        if known is not None:
-            return known
+        return await self._verdicts.get((caller.rights, namespace), lambda: self._review_right(caller, namespace))
+
+    async def _review_right(self, caller: Caller, namespace: str) -> bool:
         resource = {"verb": "list", "group": GROUP, "resource": PLURAL, "namespace": namespace}
         spec = {**caller.attributes, "resourceAttributes": resource}
-        status = await self._review("authorization.k8s.io", "SubjectAccessReview", spec)
-        return caller.verdicts.setdefault(namespace, status.allowed)
+        return (await self._review("authorization.k8s.io", "SubjectAccessReview", spec)).allowed
 
     async def _review(self, group: str, kind: str, spec: Mapping[str, Any]) -> _ReviewStatus:
         body = {"apiVersion": f"{group}/v1", "kind": kind, "spec": spec}
@@ -124,4 +125,17 @@ class Access:
                 raise Unavailable(f"the API server answers a {kind} with status {response.status}")
             return msgspec.json.decode(content, type=_Review).status
         except (aiohttp.ClientError, TimeoutError, OSError, AnswerTooLong, msgspec.DecodeError) as error:
-            raise Unavailable(f"the API server does not answer a {kind}: {error or type(error).__name__}") from error
+            logger.debug("event=review_failed kind=%s error=%s", kind, error or type(error).__name__)
+            raise Unavailable(f"the API server does not answer a {kind}") from error
+
+
+def _build_caller(user: _User) -> Caller:
+    """Return the user with the hash of everything that may decide the rights.
+
+    That is all but the token's id. Some authorizers read `extra`, such as OpenShift's, which limits tokens to scopes.
+    """
+    extra = user.extra or {}
+    attributes = {"user": user.username, "uid": user.uid, "groups": user.groups or [], "extra": extra}
+    deciding = {**attributes, "extra": {name: each for name, each in extra.items() if name != _TOKEN_ID}}
+    rights = hashlib.sha256(msgspec.json.encode(deciding, order="deterministic")).digest()
+    return Caller(user.username, attributes, rights)

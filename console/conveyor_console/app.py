@@ -1,7 +1,8 @@
 """Serves the pages: who may see what, the overview and each service with their streams, and the files in `static`.
 
 A caller proves who they are by the header `Authorization: Bearer`, which a proxy may set, or by the cookie of the page
-for signing in, which contains the token. Without a valid token, pages lead to that page, and other requests get 401.
+for signing in, which contains the encrypted token. Without a valid token, pages lead to that page, and other requests
+get 401.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from aiohttp import web
+from cryptography.fernet import Fernet, InvalidToken
 from kubernetes.aio.client import ApiClient
 
 from conveyor_api.names import LIVENESS_PATH, READINESS_PATH
@@ -41,6 +43,7 @@ Render = Callable[[Caller], Awaitable[str]]
 """Returns what has changed on a page since the last call, for its caller."""
 
 COOKIE: Final = "conveyor_console_token"
+_MAX_COOKIE_BYTES: Final = 3900  # browsers drop longer ones
 MAX_STREAMS: Final = 64
 MAX_STREAMS_EACH: Final = 8  # of one user
 _RETRY_MS: Final = 30_000  # until a browser tries again to open a stream that was refused
@@ -77,6 +80,7 @@ class App:
         self._gateways = gateways
         self._access = access
         self._missing = missing
+        self._seal = Fernet(Fernet.generate_key())  # cookies reach all programs on a host, whatever their port
         self._streams = Counter[str]()  # open ones by the user's name
         self._files = {path.name: path.read_bytes() for path in _STATIC.iterdir() if path.suffix in _TYPES}
 
@@ -99,7 +103,7 @@ class App:
         if request.path.startswith(_OPEN):
             return await handler(request)
         try:
-            caller = await self._access.identify(_find_token(request))
+            caller = await self._access.identify(self._find_token(request))
             if caller is None:
                 return _refuse(request)
             request[_CALLER] = caller
@@ -134,9 +138,13 @@ class App:
             return _build_page(render_sign_in(f"{error}. Try again."), 503)
         if caller is None:
             return _build_page(render_sign_in("Kubernetes does not accept this token. It may have expired."), 401)
+        sealed = self._seal.encrypt(token.encode()).decode()
+        if len(sealed) > _MAX_COOKIE_BYTES:
+            text = "This token is too long for a cookie. Create a token for a ServiceAccount."
+            return _build_page(render_sign_in(text), 400)
         response = web.Response(status=303, headers={"Location": "/"})
         is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
-        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=is_secure)
+        response.set_cookie(COOKIE, sealed, httponly=True, samesite="Strict", secure=is_secure)
         return response
 
     async def _sign_out(self, _request: web.Request) -> web.Response:
@@ -171,7 +179,7 @@ class App:
 
     async def _show_service(self, request: web.Request) -> web.Response:
         caller, line = request[_CALLER], await self._find_line(request, request[_CALLER])
-        service, token = line.service, _find_token(request)
+        service, token = line.service, self._find_token(request)
         detail, receipts, (events, problem) = await asyncio.gather(
             self._build_detail(line),
             self._gateways.read_slowest(service.key),
@@ -204,6 +212,16 @@ class App:
         steps = await self._gateways.read_steps(key)
         return build_detail(line, history.find_course(key), history.list_decisions(key), steps)
 
+    def _find_token(self, request: web.Request) -> str:
+        """Return the caller's token; "" if there is none."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return token.strip()
+        try:
+            return self._seal.decrypt(request.cookies.get(COOKIE, "").encode(errors="replace")).decode()
+        except InvalidToken:
+            return ""
+
     async def _stream(self, request: web.Request, render: Render) -> web.StreamResponse:
         """Send changes, unless there are too many streams."""
         name = request[_CALLER].name
@@ -226,7 +244,7 @@ class App:
             while True:
                 await response.write(_build_event(render_as_of(self._state.read_at) + text))
                 await self._state.wait_for_change()
-                if (caller := await self._access.identify(_find_token(request))) is None:
+                if (caller := await self._access.identify(self._find_token(request))) is None:
                     await response.write(_build_event(render_stopped(_EXPIRED)))
                     return response
                 text = await render(caller)
@@ -271,13 +289,6 @@ def _is_own(request: web.Request) -> bool:
 
 def _reject_foreign() -> web.Response:
     return _build_page(render_problem("Forbidden", "Another site has sent this request."), 403)
-
-
-def _find_token(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return request.cookies.get(COOKIE, "")
 
 
 def _refuse(request: web.Request) -> web.Response:

@@ -90,11 +90,30 @@ def test_signing_in_sets_a_cookie_that_scripts_cannot_read_and_other_sites_do_no
     cookie = page.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
     assert "Secure" not in cookie
+    assert token not in cookie, "other programs on the host get the cookie"
     assert console.get("/", Cookie=cookie.partition(";")[0]).status == 200
     behind_tls = console.post("/sign-in", {"X-Forwarded-Proto": "https"}, token=token)
     assert "Secure" in behind_tls.headers["set-cookie"].split("; ")
     left = console.post("/sign-out", {"Cookie": cookie.partition(";")[0]})
     assert re.match(f'{COOKIE}=""; .*Max-Age=0', left.headers["set-cookie"])
+
+
+@pytest.mark.parametrize("value", ["x", "gAAAAAB", '"\\351"'])
+def test_a_forged_cookie_is_no_token(console: ConsoleProcess, token: str, value: str) -> None:
+    for each in (value, token):
+        assert console.get("/", Cookie=f"{COOKIE}={each}").status == 303
+
+
+def test_a_token_that_browsers_cannot_keep_is_refused_with_the_reason(
+    console: ConsoleProcess, crd: Api, cluster: Cluster, token: str
+) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/reader/token"
+    audiences = ["https://kubernetes.default.svc", *(f"audience-{number:0100}" for number in range(25))]
+    long: str = crd.create(path, {"spec": {"audiences": audiences}})["status"]["token"]
+    page = console.post("/sign-in", {}, token=long)
+    assert page.status == 400
+    assert "too long for a cookie" in page.text
+    assert "set-cookie" not in page.headers
 
 
 def test_a_wrong_token_is_refused_at_the_page_for_signing_in(console: ConsoleProcess) -> None:
@@ -220,7 +239,7 @@ def test_who_sees_no_service_gets_no_stream(console: ConsoleProcess, crd: Api, c
     assert "you see no services" in page.text
     assert console.get(f"/events?q={uuid4().hex}", "x").status == 401
     with streaming(console, token, f"/events?q={uuid4().hex}") as events:
-        assert "No service that you may see" in next(events)
+        assert "0 services:" in next(events)
 
 
 @contextmanager
