@@ -64,7 +64,7 @@ def _add_cost(receipt: RequestReceipt) -> str:
     used: EngineReceipt | None = None if receipt.used is None else receipt.used.receipt
     if used is None:
         return ""
-    padding = f", {used.padding_ms / used.engine_ms:.0%} of it padding" if used.padding_ms else ""
+    padding = f", {used.padding_ms / used.engine_ms:.0%} of it padding" if used.padding_ms and used.engine_ms else ""
     return f" It cost {_show(used.engine_ms / 1000)} of the engine's steps{padding}."
 
 

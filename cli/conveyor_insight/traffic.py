@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 _MAX_VALUE: Final = 1e15  # larger ones are invalid, so that sums and products stay finite
+_MAX_BOUNDS: Final = 64  # of one histogram
 _HISTOGRAMS: Final = {
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "output_tokens",
@@ -104,7 +105,7 @@ def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> N
     if base in _HISTOGRAMS:
         histogram = traffic[_HISTOGRAMS[base]]
         if part == "bucket":
-            histogram.counts[float(labels["le"])] += round(value)
+            _count(histogram, float(labels["le"]), value)
         elif part == "sum":
             histogram.total += value
     elif name == "vllm:num_preemptions_total":
@@ -117,6 +118,11 @@ def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> N
         traffic.closes[labels["reason"]] += round(value)
     elif name == "vllm:cache_config_info":
         traffic.kv_tokens = _find_kv_tokens(labels)
+
+
+def _count(histogram: Histogram, bound: float, value: float) -> None:
+    if bound in histogram.counts or len(histogram.counts) < _MAX_BOUNDS:
+        histogram.counts[bound] += round(value)
 
 
 def _find_kv_tokens(labels: dict[str, str]) -> int | None:

@@ -26,7 +26,7 @@ from conveyor_gateway.engines.transport import PLAIN, Transport
 from conveyor_gateway.errors import GatewayError
 from conveyor_http.reading import AnswerTooLong, NoMemory, read_answer
 from conveyor_protocol.engine_pages import LOAD_PATH, ReportedLoad
-from conveyor_protocol.request_headers import POD_HEADER
+from conveyor_protocol.request_headers import CHALLENGE_HEADER, ENGINE_CHALLENGE, POD_HEADER
 
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
@@ -197,6 +197,8 @@ async def _fetch(
     url = transport.build_url(address, path)
     try:
         async with session.get(url, allow_redirects=False, timeout=timeout, **options) as response:
+            if response.headers.get(CHALLENGE_HEADER) == ENGINE_CHALLENGE:
+                return None  # the engine rejects this gateway, which has no token for it
             body = await read_answer(response.content, max_bytes, hold.reserve)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

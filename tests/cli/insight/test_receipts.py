@@ -53,3 +53,8 @@ def test_a_request_that_no_engine_got_has_only_the_gateway_s_time() -> None:
 def test_an_engine_that_reports_nothing_is_one_part() -> None:
     words = explain_receipt(replace(times=None))
     assert words.endswith("2.10 s in the gateway's queue; 1.31 s at the engine, which reports no details.")
+
+
+def test_a_share_of_no_time_is_left_out() -> None:
+    words = explain_receipt(replace(times=msgspec.structs.replace(TIMES, engine_ms=0.0, padding_ms=5.0)))
+    assert words.endswith("It cost 0.0 ms of the engine's steps.")

@@ -62,3 +62,8 @@ def test_a_percentile_lies_within_its_bucket() -> None:
 def test_what_is_no_page_is_an_error() -> None:
     with pytest.raises(ValueError):
         read_traffic(["<html>{"])
+
+
+def test_a_histogram_has_a_limited_number_of_bounds() -> None:
+    lines = (f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {bound}' for bound in range(1, 1001))
+    assert len(read_traffic(["\n".join(lines)])["ttft"].counts) == 64

@@ -15,6 +15,7 @@ from conveyor_gateway.engines.fetching import EnginePage, fetch, fetch_loads
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.engines.transport import EngineTls, Transport
 from conveyor_protocol.engine_pages import ReportedLoad
+from conveyor_protocol.request_headers import CHALLENGE_HEADER, ENGINE_CHALLENGE
 from e2e.cluster.certificates import Authority
 
 
@@ -88,6 +89,14 @@ async def test_nonsense_is_no_number(text: str) -> None:
     async with running_engine(answering(web.Response, text=text)) as engine:
         address = f"{own_address()}:{engine.port}"
         assert await fetch_loads(make_hold(), [address], 5) == {address: ReportedLoad()}
+
+
+async def test_a_challenge_that_cannot_be_answered_is_no_page() -> None:
+    async with running_engine(
+        answering(web.Response, status=401, headers={CHALLENGE_HEADER: ENGINE_CHALLENGE}, text="{}")
+    ) as engine:
+        address = f"{own_address()}:{engine.port}"
+        assert await fetch(make_hold(), [address], "/v2/models/qwen", 5) == {address: None}
 
 
 async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
