@@ -88,7 +88,7 @@ PASSED: dict[str, Passed] = {
 }
 # What else a part takes, each with a test of its own here or in another file of this folder, and a value for it.
 OWN: dict[str, Json] = {
-    "operator": {"replicas": 7},
+    "operator": {"replicas": 7, "unservedNameDays": 3},
     "gateway": {
         "replicas": 7,
         "autoscaling": {"enabled": True},
