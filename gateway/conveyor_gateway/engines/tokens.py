@@ -3,7 +3,8 @@
 An engine runs its owner's image, which could use a token that it gets. So each namespace has an audience of its own,
 and a token of it is sent to the engines of this namespace only. The API server issues the tokens for the gateway's own
 ServiceAccount. The gateway requests the first one when an engine rejects a request for lack of it, so it needs no
-setting, and clusters without such engines cost no call.
+setting, and clusters without such engines cost no call. Engines may not have the keys that verify a new token yet, so
+the former one is kept.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ class EngineTokens:
         self._now_unix = now_unix
         self._request: RequestToken | None = None
         self._issued: dict[str, IssuedToken] = {}  # by namespace
+        self._others: dict[str, IssuedToken] = {}  # used if an engine rejects the ones in `_issued`
         self._renewing: dict[str, asyncio.Task[None]] = {}
         self._due_unix: dict[str, float] = {}  # when the namespace may have its next token
         self._places = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -68,20 +70,29 @@ class EngineTokens:
         issued = self._issued.get(namespace)
         if issued is None:
             return ""
-        now_unix = self._now_unix()
-        if now_unix >= issued.renew_unix:
+        if self._now_unix() >= issued.renew_unix:
             self._renew(namespace)
-        return issued.text if now_unix < issued.expires_unix - _LEEWAY_SECONDS else ""
+        return issued.text if self._is_valid(issued) else ""
+
+    def _is_valid(self, issued: IssuedToken) -> bool:
+        return self._now_unix() < issued.expires_unix - _LEEWAY_SECONDS
 
     async def _answer(self, namespace: str, rejected: str) -> str:
         """Return another token than the one that an engine has rejected; "" if there is none soon."""
         if namespace and self._find(namespace) in ("", rejected):
             self._renew(namespace)
+            self._change(namespace)
         renewing = self._renewing.get(namespace)
-        if renewing is not None:
+        if renewing is not None and self._find(namespace) in ("", rejected):
             await asyncio.wait([renewing], timeout=_WAIT_SECONDS)
         token = self._find(namespace)
         return "" if token == rejected else token
+
+    def _change(self, namespace: str) -> None:
+        """Use the namespace's other token if it is valid."""
+        other = self._others.get(namespace)
+        if other is not None and self._is_valid(other):
+            self._issued[namespace], self._others[namespace] = other, self._issued[namespace]
 
     def _renew(self, namespace: str) -> None:
         """Begin to get a token, unless this has begun or has just ended."""
@@ -101,12 +112,15 @@ class EngineTokens:
             logger.warning("event=engine_token_not_issued namespace=%s error=%s", namespace, str(error)[:300])
         else:
             self._drop_expired()
+            if namespace in self._issued:
+                self._others[namespace] = self._issued[namespace]
             self._issued[namespace], seconds = issued, _SHORTEST_SECONDS
         self._due_unix[namespace] = self._now_unix() + seconds
 
     def _drop_expired(self) -> None:
         now_unix = self._now_unix()
         self._issued = {name: each for name, each in self._issued.items() if now_unix < each.expires_unix}
+        self._others = {name: self._others[name] for name in self._others.keys() & self._issued.keys()}
         self._due_unix = {name: due for name, due in self._due_unix.items() if now_unix < due}
 
 

@@ -113,6 +113,25 @@ async def test_a_rejected_token_is_replaced_at_most_once_a_minute(issuing: Issui
     assert len(issuing.audiences) == 2
 
 
+async def test_the_former_token_is_used_while_engines_reject_the_new_one(
+    issuing: Issuing, tokens: EngineTokens
+) -> None:
+    """As while the API server signs with a key that engines do not have yet."""
+    async with running_engine(issuing.handle) as engine:
+        await send(tokens, engine)
+        issuing.now_unix += 61
+        await send(tokens, engine)  # begins to renew it
+        await asyncio.sleep(0.05)
+        issuing.accepted = {"conveyor/a-1"}
+        before = len(engine.requests)
+        assert await asyncio.gather(*(send(tokens, engine) for _ in range(5))) == [200] * 5
+        assert [await send(tokens, engine) for _ in range(5)] == [200] * 5
+        assert len(engine.requests) - before <= 15, "only requests that had the new token are sent twice"
+        issuing.accepted = {"conveyor/a-2"}
+        assert [await send(tokens, engine) for _ in range(5)] == [200] * 5
+    assert issuing.audiences == ["conveyor/a"] * 2
+
+
 async def test_without_a_token_the_engine_s_answer_counts_and_the_next_attempt_is_later(
     issuing: Issuing, tokens: EngineTokens
 ) -> None:
