@@ -95,7 +95,7 @@ class Server:
         metrics.gauges = ServiceGauges(queues)
         book = UsageBook()
         self._tracer = build_tracer("conveyor-gateway")
-        recorder = Recorder(metrics, catalog.directory, book, self._tracer)
+        recorder = Recorder(metrics, catalog.directory, catalog.keys, book, self._tracer)
         metrics.registry.register(StateCollector(catalog, self._readiness, ledger, self._tracer))
         parts = SharedParts(
             catalog.directory,

@@ -111,6 +111,7 @@ class Metrics:
             self._client_prompt_tokens,
             self._client_cached_tokens,
             self._client_generation_tokens,
+            self._client_busy_seconds,
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -106,8 +107,16 @@ class Record:
 class Recorder:
     """Writes log lines, metrics and spans. Services that are not in `directory` any more are counted without a name."""
 
-    def __init__(self, metrics: Metrics, directory: Directory, book: UsageBook, tracer: "Tracer | None" = None) -> None:
-        """tracer: None if traces are not exported."""
+    def __init__(
+        self,
+        metrics: Metrics,
+        directory: Directory,
+        keys: Container[str],
+        book: UsageBook,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        """keys: the names of all APIKeys. tracer: None if traces are not exported."""
+        self._keys = keys
         self._metrics = metrics
         self._book = book
         self._tracer = tracer
@@ -159,7 +168,7 @@ class Recorder:
             self._metrics.count_used(label, record.engine_seconds, record.usage)
             caller = record.client if record.has_name else ""
             self._book.count(label, caller, record.request_class, record.usage)
-            if record.has_name:
+            if record.has_name and self._may_have_series(record.client):
                 self._metrics.count_used_by_client(label, record.client, record.request_class, record.usage)
         logger.info(
             "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
@@ -192,6 +201,11 @@ class Recorder:
             error = record.reason if record.status >= 500 else ""
             record.trace.end(record.began + record.seconds, _describe(record), error)
         self.receipts.add(_build_receipt(record))
+
+    def _may_have_series(self, client: str) -> bool:
+        """Return False for an APIKey that was deleted while its request ran: nothing would drop the series again."""
+        is_key = "/" in client and ":" not in client  # a proxy's name and a ServiceAccount's have a colon
+        return not is_key or client in self._keys
 
     def _label(self, record: Record) -> str:
         return record.service if record.service in self._directory.services else ""

@@ -59,6 +59,10 @@ class KeyTable(Table[Key]):
     def __len__(self) -> int:
         return len(self._keys)
 
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is an APIKey `namespace/name`."""
+        return key in self._keys
+
     def find(self, text: str) -> Proof | None:
         """Return the proof for a key; None if the text has not the form of a key."""
         namespace = find_key_namespace(text)

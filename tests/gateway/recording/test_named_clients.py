@@ -1,8 +1,10 @@
 """Tests which clients have metric series of their own."""
 
+import asyncio
 from collections import Counter
 
 import aiohttp
+import pytest
 from aiohttp import web
 from tests.gateway.engine_servers import answering
 from tests.gateway.local import local_gateway, make_key
@@ -72,3 +74,25 @@ async def test_a_revoked_key_has_no_series() -> None:
             gateway.server._catalog.keys.delete(resource)
             assert 'client="team/ann"' not in await read_metrics()
             gateway.server._catalog.keys.put(resource)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_key_that_is_deleted_while_its_request_runs_gets_no_series_again(is_deleted: bool) -> None:
+    has_come, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: web.Request) -> web.StreamResponse:
+        has_come.set()
+        await go_on.wait()
+        return web.json_response({})
+
+    key, resource = make_key("team/ann")
+    async with local_gateway(wait, resource) as gateway, aiohttp.ClientSession() as http:
+        url, headers = f"{gateway.url}/completions", {"x-api-key": key}
+        sending = asyncio.create_task(http.post(url, json={"prompt": "a"}, headers=headers))
+        await has_come.wait()
+        if is_deleted:
+            gateway.server._catalog.keys.delete(resource)
+        go_on.set()
+        (await sending).release()
+        async with http.get(f"{gateway.admin_url}/metrics") as got:
+            assert ('client="team/ann"' in await got.text()) != is_deleted
