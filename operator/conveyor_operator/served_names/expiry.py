@@ -19,6 +19,7 @@ from conveyor_operator.kinds import SERVED_NAME
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 60.0
+_START_SECONDS: Final = 600.0  # without deletions, until the status of services has been brought up to date
 _MANAGER: Final = "conveyor-served-names"
 _UNMARK: Final = {"metadata": {"annotations": {UNSERVED_ANNOTATION: None}}}
 
@@ -37,18 +38,18 @@ class Expiry:
         """Note the name that the service `namespace/name` serves now; None if it is not Ready."""
         if name is None:
             self._ready.pop(service, None)
-        else:
-            self._ready[service] = service.partition("/")[0], name
+        elif self._ready.get(service) != (served := (service.partition("/")[0], name)):
+            self._ready[service] = served
             self._changed.set()
 
     async def run(self) -> None:
         """Look at all claims each minute, and when a service becomes Ready, until cancelled."""
+        may_delete_at = time.monotonic() + min(_START_SECONDS, self._after_seconds)
         while True:
             self._changed.clear()
-            served = set(self._ready.values())
             for claim in [claim for claim in self._index.claims.values() if claim.is_unserved]:
                 try:
-                    await self._judge(claim, (claim.namespace, claim.name) in served)
+                    await self._judge(claim, time.monotonic() >= may_delete_at)
                 except ApiError as error:
                     logger.warning("event=claim_not_changed name=%s error=%s", claim.name, error.message)
             try:
@@ -57,11 +58,11 @@ class Expiry:
             except TimeoutError:
                 pass
 
-    async def _judge(self, claim: Claim, has_served: bool) -> None:
+    async def _judge(self, claim: Claim, may_delete: bool) -> None:
         """Raises ApiError."""
-        if has_served:
+        if (claim.namespace, claim.name) in self._ready.values():
             await self._cluster.merge(SERVED_NAME, claim.namespace, claim.object_name, _UNMARK, _MANAGER)
-        elif self._after_seconds and time.time() - claim.created_unix > self._after_seconds:
+        elif may_delete and self._after_seconds and time.time() - claim.created_unix > self._after_seconds:
             logger.info("event=name_expired namespace=%s name=%s", claim.namespace, claim.name)
             self.expired.add(claim.uid)
             await self._cluster.delete(SERVED_NAME, claim.namespace, claim.object_name, claim.uid)
