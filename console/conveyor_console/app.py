@@ -158,13 +158,14 @@ class App:
         return _build_page(render_overview(overview, caller.name, stream, self._state.read_at))
 
     async def _build_overview(self, request: web.Request, caller: Caller) -> Overview:
-        self._state.note_viewer()
         lines = self._state.lines
         visible = await self._access.find_visible(caller, {line.service.namespace for line in lines})
         query, page = request.query.get("q", "")[:_MAX_QUERY].strip().lower(), request.query.get("page", "1")
         number = int(page) if page.isascii() and page.isdigit() and len(page) < 7 else 1
         seen = [line for line in lines if line.service.namespace in visible]
-        return build_overview(seen, query, number, self._state.problem)
+        overview = build_overview(seen, query, number, self._state.problem)
+        self._gateways.note_seen(line.service.key for line in overview.lines)
+        return overview
 
     async def _stream_overview(self, request: web.Request) -> web.StreamResponse:
         changes = Changes()
@@ -200,11 +201,11 @@ class App:
 
     async def _find_line(self, request: web.Request, caller: Caller) -> Line:
         """Return the line of the service in the path. Raises HTTPNotFound, also if the caller may not see it."""
-        self._state.note_viewer()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         line = self._state.find_line(f"{namespace}/{name}")
         if line is None or not await self._access.find_visible(caller, [namespace]):
             raise web.HTTPNotFound
+        self._gateways.note_seen((line.service.key,))
         return line
 
     async def _build_detail(self, line: Line) -> Detail:

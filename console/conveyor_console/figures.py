@@ -37,13 +37,19 @@ class _Reads:
 
     def add(self, traffic: Traffic, now: float) -> None:
         self.newest = now, traffic
-        if traffic.tokens < self.middle[1].tokens:
+        if _has_restarted(self.middle[1], traffic):
             self.middle = self.oldest = self.newest
         elif now - self.middle[0] >= _WINDOW_SECONDS:
             self.oldest, self.middle = self.middle, self.newest
 
     def find_difference(self, name: str) -> Histogram:
         return self.newest[1][name].since(self.oldest[1][name])
+
+
+def _has_restarted(before: Traffic, now: Traffic) -> bool:
+    """Return whether a total has fallen. Engines for tasks without tokens have only histograms."""
+    fell = (histogram.number < before[name].number for name, histogram in now.histograms.items())
+    return now.tokens < before.tokens or any(fell)
 
 
 @dataclass(slots=True)

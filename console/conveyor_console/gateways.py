@@ -1,8 +1,9 @@
 """Reads the gateways' pages: the requests of all services, and the metrics of the engines of busy ones.
 
 All requests are on one page of each gateway, which is read all the time. The engines' metrics are on one page for each
-service. They are read only while somebody looks, and from one gateway. A round reads at most _MAX_SERVICES services:
-those that were not read for the longest time. So 1,000 busy services cost a gateway no more than 25.
+service. They are read only while somebody looks, and from one gateway. A round reads at most _MAX_SERVICES services,
+half of them services that somebody sees: those that were not read for the longest time. So 1,000 busy services cost a
+gateway no more than 25.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import msgspec
 from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPTS_PAGE, STEPS_PAGE
 from conveyor_console.figures import EngineFigures, Figures
 from conveyor_console.requests import Requests, sum_requests
+from conveyor_console.sharing import Shared
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, parse_gateways, read_page, slice_name
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
@@ -34,21 +36,26 @@ _MAX_SERVICES: Final = 25
 _MAX_RECEIPTS: Final = 10
 _AT_ONCE: Final = 4
 _VIEWED_SECONDS: Final = 30.0
-_KEPT_SECONDS: Final = 180.0  # then figures are too old to be shown
+_MAX_SHARED: Final = 64  # services whose steps and receipts are kept
 _INVALID: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # what msgspec raises
 
 _Page = TypeVar("_Page")
 
 
 class Gateways:
-    """What the gateways report. `requests`: by service, None until a gateway has answered."""
+    """What the gateways report. `requests`: by service, None until a gateway has answered.
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    kept_seconds: how long the steps and receipts of a service are kept for further viewers.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, kept_seconds: float) -> None:
         self._session = session
         self._gateways: tuple[Gateway, ...] = ()
         self._unreadable_slices = Unreadable("slice", "it is ignored")
         self._engines: dict[str, EngineFigures] = {}
-        self._viewed_at = -_VIEWED_SECONDS
+        self._seen_at: dict[str, float] = {}  # when somebody has last seen the service
+        self._steps = Shared[str, dict[str, list[StepRecord]]](kept_seconds, _MAX_SHARED)
+        self._slowest = Shared[str, list[RequestReceipt]](kept_seconds, _MAX_SHARED)
         self.requests: dict[str, Requests] | None = None
         self.problem = "the gateways have not been read yet."
         """Why some requests are missing; empty if all gateways answered the last time."""
@@ -58,37 +65,38 @@ class Gateways:
         self._unreadable_slices.forget_others({slice_name(piece) for piece in slices}, "")
         self._gateways = parse_gateways(slices, self._unreadable_slices)
 
-    def note_viewer(self) -> None:
-        """Read the engines' metrics for the next _VIEWED_SECONDS."""
-        self._viewed_at = time.monotonic()
+    def note_seen(self, services: Iterable[str]) -> None:
+        """Read engines for the next _VIEWED_SECONDS, those of these services in every round that has room for them."""
+        self._seen_at.update(dict.fromkeys(services, time.monotonic()))
 
     def find_figures(self, service: str) -> Figures | None:
-        """Return the figures of the service's engines; None if they were not read lately."""
+        """Return the figures of the service's engines; None if they are not read."""
         found = self._engines.get(service)
-        return None if found is None or time.monotonic() - found.read_at > _KEPT_SECONDS else found.figures
+        return None if found is None else found.figures
 
-    async def read(self, services: Iterable[str]) -> None:
-        """Read all gateways once. services: the services by `namespace/name` that exist."""
-        gateways = self._gateways
-        answers = await asyncio.gather(*map(self._read_demand, gateways))
+    async def read(self) -> None:
+        """Read the requests at all gateways once."""
+        answers = await asyncio.gather(*map(self._read_demand, self._gateways))
         read = [each for each in answers if isinstance(each, Demand)]
         self._note_problems([each for each in answers if isinstance(each, str)])
         self.requests = sum_requests(read) if read else None
-        existing = set(services)
-        self._engines = {key: each for key, each in self._engines.items() if key in existing}
-        if time.monotonic() - self._viewed_at < _VIEWED_SECONDS:
-            await self._read_engines([each for each in gateways if each.serving])
 
     async def read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         """Return the last steps of the service's engines, by engine; nothing if no gateway answers."""
+        return await self._steps.get(service, lambda: self._read_steps(service))
+
+    async def read_slowest(self, service: str) -> list[RequestReceipt]:
+        """Return the service's slowest requests of those that the gateways keep, the slowest first."""
+        return await self._slowest.get(service, lambda: self._read_slowest(service))
+
+    async def _read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         for gateway in random.sample(self._gateways, len(self._gateways)):
             page = await self._read_page(gateway, STEPS_PAGE, service, EngineSteps)
             if page is not None:
                 return page.engines
         return {}
 
-    async def read_slowest(self, service: str) -> list[RequestReceipt]:
-        """Return the service's slowest requests of those that the gateways keep, the slowest first."""
+    async def _read_slowest(self, service: str) -> list[RequestReceipt]:
         pages = await asyncio.gather(
             *(self._read_page(each, RECEIPTS_PAGE, service, SlowestReceipts) for each in self._gateways)
         )
@@ -120,16 +128,31 @@ class Gateways:
         except (GatewayUnreadable, *_INVALID) as error:
             return f"{gateway}: {error}"
 
-    async def _read_engines(self, gateways: list[Gateway]) -> None:
-        busy = [key for key, each in (self.requests or {}).items() if each.ready]
-        chosen = sorted(busy, key=lambda key: self._engines[key].read_at if key in self._engines else 0.0)
-        remaining = iter(zip(chosen[:_MAX_SERVICES], cycle(gateways), strict=False))
+    async def read_engines(self) -> None:
+        """Read the engines of one round of services, if somebody looks; otherwise forget their figures.
+
+        So figures never are those of a time in which engines were not read.
+        """
+        now = time.monotonic()
+        self._seen_at = {key: at for key, at in self._seen_at.items() if now - at < _VIEWED_SECONDS}
+        busy = {key for key, each in (self.requests or {}).items() if each.ready and self._seen_at}
+        self._engines = {key: each for key, each in self._engines.items() if key in busy}
+        serving = [each for each in self._gateways if each.serving]
+        remaining = iter(zip(self._choose(busy), cycle(serving), strict=False))
 
         async def go_on() -> None:
             for key, gateway in remaining:
                 await self._read_service(gateway, key)
 
         await asyncio.gather(*(go_on() for _ in range(_AT_ONCE)))
+
+    def _choose(self, busy: set[str]) -> list[str]:
+        """Return the services of a round. Seen ones get at least half of it, and what the others leave."""
+        ordered = sorted(busy, key=lambda key: self._engines[key].read_at if key in self._engines else 0.0)
+        seen = [key for key in ordered if key in self._seen_at]
+        others = [key for key in ordered if key not in self._seen_at]
+        first = seen[: max(_MAX_SERVICES // 2, _MAX_SERVICES - len(others))]
+        return [*first, *others[: _MAX_SERVICES - len(first)]]
 
     async def _read_service(self, gateway: Gateway, service: str) -> None:
         found = self._engines.setdefault(service, EngineFigures())

@@ -49,7 +49,7 @@ class Console:
             connect(settings.kubeconfig) as client,
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
         ):
-            self._gateways = Gateways(session)
+            self._gateways = Gateways(session, settings.read_seconds)
             self._state = State(self._services, self._gateways)
             app = App(client, self._state, self._gateways, Access(client), self._list_missing).build()
             runner = AppRunner(app, _MAX_CONNECTIONS, shutdown_timeout=1)
@@ -67,7 +67,7 @@ class Console:
         watched = zip((*self._collections, self._slices), sinks, self._watches, strict=True)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(watch_collection(client, *each)) for each in watched]
-            running.append(tasks.create_task(self._repeat(self._read)))
+            running += [tasks.create_task(self._repeat(read)) for read in (self._read, self._gateways.read_engines)]
             await stop.wait()
             for task in running:
                 task.cancel()

@@ -30,12 +30,9 @@ class State:
     def find_line(self, service: str) -> Line | None:
         return next((line for line in self.lines if line.service.key == service), None)
 
-    def note_viewer(self) -> None:
-        self._gateways.note_viewer()
-
     async def read(self) -> None:
         """Read the gateways, build the lines, and wake up those who wait for a change."""
-        await self._gateways.read(self._services.by_key)
+        await self._gateways.read()
         requests = self._gateways.requests
         self.lines = sort_lines(
             build_line(service, None if requests is None else requests.get(key), self._gateways.find_figures(key))

@@ -10,7 +10,7 @@ from kubernetes.aio.client import ApiClient
 
 from conveyor_http.reading import AnswerTooLong, read_answer
 
-_LIFE_SECONDS: Final = 24 * 3600  # the API server may shorten it. So engines work if it is away for half a day
+_LIFE_SECONDS: Final = 6 * 3600  # the API server may shorten it. So engines work if it is away for three hours
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 _MAX_BYTES: Final = 64 << 10
 

@@ -63,7 +63,10 @@ UNSEEN: dict[str, dict[Right, str]] = {
         ),
         ("apps", "replicasets", "get"): "the pod template that is restored after a failed rollout (docs/adr/0130)",
         ("conveyor.dev", "inferenceservices", "get"): "one that is too large to be kept (docs/adr/0097)",
-    }
+    },
+    "gateway": {
+        ("", "serviceaccounts/token", "create"): "for engines that verify callers (docs/adr/0195)",
+    },
 }
 # Granted to every account by Kubernetes itself, not by the chart.
 DISCOVERY = {"", "version", "api", "apis", "openapi", "openid", ".well-known"}

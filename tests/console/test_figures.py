@@ -71,3 +71,12 @@ def test_values_that_no_engine_can_have_are_left_out() -> None:
     assert figures.figures == Figures(tokens_per_second=0.0)
     figures.add({"d": "vllm:kv_cache_usage_perc -1"}, 20)
     assert figures.figures.kv_usage is None
+
+
+def test_an_engine_without_tokens_that_has_restarted_counts_from_its_next_read_on() -> None:
+    figures = EngineFigures()
+    figures.add({"a": page(slow=100)}, 0)
+    figures.add({"a": page(fast=3)}, 10)
+    assert figures.figures.first_token_seconds is None
+    figures.add({"a": page(fast=103)}, 20)
+    assert figures.figures.first_token_seconds == pytest.approx(0.095)

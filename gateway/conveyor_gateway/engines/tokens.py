@@ -1,10 +1,10 @@
 """The gateway's tokens for engines that answer only gateways (docs/adr/0195). Used by `transport`.
 
 An engine runs its owner's image, which could use a token that it gets. So each namespace has an audience of its own,
-and a token of it is sent to the engines of this namespace only. The API server issues the tokens for the gateway's own
-ServiceAccount. The gateway requests the first one when an engine rejects a request for lack of it, so it needs no
-setting, and clusters without such engines cost no call. Engines may not have the keys that verify a new token yet, so
-the former one is kept.
+and a token of it is sent only to the addresses of this namespace's engines. Only TLS ensures that an engine is there.
+The API server issues the tokens for the gateway's own ServiceAccount. The gateway requests the first one when an engine
+rejects a request for lack of it, so it needs no setting, and clusters without such engines cost no call. Engines may
+not have the keys that verify a new token yet, so the former one is kept.
 """
 
 import asyncio
