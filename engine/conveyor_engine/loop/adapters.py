@@ -60,9 +60,11 @@ class Adapters:
         self._coming: deque[LoadAdapter] = deque()  # those that are not usable yet
         self._leaving: set[int] = set()
         self._tried: set[int] = set()
-        self._reads: dict[int, Future[AdapterCopy]] = {}
+        # With each read: whether no other copy was in memory.
+        self._reads: dict[int, tuple[Future[AdapterCopy], bool]] = {}
         self._copies: OrderedDict[int, AdapterCopy] = OrderedDict()  # least recently used first
         self._signatures: dict[int, object] = {}
+        self._next: int | None = None  # that requests wait for
         self._loading: tuple[int, Iterator[None]] | None = None
         self._trial: int | None = None
         self._is_stuck = False  # no slot can be taken before a step has run
@@ -75,7 +77,7 @@ class Adapters:
     @property
     def is_due(self) -> bool:
         """Return whether `advance` has something to do. It may also be called at any other time."""
-        if self._results or any(read.done() for read in self._reads.values()) or self._find_gone():
+        if self._results or any(read.done() for read, _ in self._reads.values()) or self._find_gone():
             return True
         if self._loading is not None:
             return True
@@ -129,6 +131,7 @@ class Adapters:
         self._slots.misses = False
         waiting = (request.adapter for request in self._scheduler.waiting.in_order())
         claims, wanted = self._slots.list_wanted(number for number in waiting if number in self._known)
+        self._next = wanted[0] if wanted else None
         for number in wanted[:_READ_AHEAD]:
             self._read(number)
         in_use = {each.adapter for each in self._scheduler.requests.values() if each.was_admitted}
@@ -173,12 +176,13 @@ class Adapters:
         if number in self._copies or number in self._reads:
             return
         message = self._known[number]
-        self._reads[number] = read = self._reader.submit(self._executor.read_adapter, message.name, message.directory)
+        read = self._reader.submit(self._executor.read_adapter, message.name, message.directory)
+        self._reads[number] = read, not self._copies and not self._reads
         read.add_done_callback(lambda _: self._wake())
 
     def _take_reads(self) -> None:
-        for number in [number for number, read in self._reads.items() if read.done()]:
-            read, self._is_stuck = self._reads.pop(number), False
+        for number in [number for number, (read, _) in self._reads.items() if read.done()]:
+            (read, was_alone), self._is_stuck = self._reads.pop(number), False
             if number not in self._known:
                 continue
             try:
@@ -188,13 +192,15 @@ class Adapters:
                         "its files are others than those that were loaded first; put new files into a new folder",
                         FailureReason.MODEL_UNREADABLE,
                     )
-            except ModelError as error:
-                self._fail(number, error.reason, str(error))
             except Exception as error:
-                self._crash(number, error)
+                reason, why = self._explain(number, error)
+                if reason is not FailureReason.OUT_OF_MEMORY or was_alone:
+                    self._fail(number, reason, why)
+                    continue
+                self._drop_copies()  # and read it again
             else:
                 self._keep(number, copy)
-                self._slots.misses = True
+            self._slots.misses = True
 
     def _keep(self, number: int, copy: AdapterCopy) -> None:
         """Keep the copy, and drop others that have not been used for long if all would take too much memory."""
@@ -204,25 +210,29 @@ class Adapters:
         while held > most and len(self._copies) > 1:
             held -= self._copies.popitem(last=False)[1].num_bytes
 
+    def _drop_copies(self) -> None:
+        """Drop all copies but that of the next adapter, which is dropped once it is loaded."""
+        for number in [*self._copies]:
+            if number != self._next:
+                del self._copies[number]
+
     # --- layers and the trial ---
 
     def _load_layers(self, number: int, layers: Iterator[None], now: float) -> None:
         try:
             if self._between_steps(partial(_load_some, layers)):
                 return
-        except ModelError as error:
-            self._loading = None
-            if error.reason is not FailureReason.OUT_OF_MEMORY or not self._make_room(number):
-                self._fail(number, error.reason, str(error))
         except Exception as error:  # nothing else uses what was written so far
             self._loading = None
-            self._crash(number, error)
+            reason, why = self._explain(number, error)
+            if reason is not FailureReason.OUT_OF_MEMORY or not self._make_room():
+                self._fail(number, reason, why)
         else:
             self._end_loading(number, now)
 
-    def _make_room(self, number: int) -> bool:
-        """Let an adapter that requests wait for take the place of another one. Returns False if there is none."""
-        if not self._is_in_use(number) or not len(self._slots):
+    def _make_room(self) -> bool:
+        """Let the next adapter take the place of another one. Returns False if there is none."""
+        if not len(self._slots):
             return False
         self._slots.limit = len(self._slots)
         self._slots.misses = True
@@ -274,9 +284,11 @@ class Adapters:
             self._usable.add(number)
             self._results.append(AdapterLoaded(number))
 
-    def _crash(self, number: int, error: Exception) -> None:
+    def _explain(self, number: int, error: Exception) -> tuple[FailureReason, str]:
+        if isinstance(error, ModelError):
+            return error.reason, str(error)
         reason, why = explain_crash(error)
-        self._fail(number, reason, f"the adapter {self._known[number].name!r} cannot be used: {why}")
+        return reason, f"the adapter {self._known[number].name!r} cannot be used: {why}"
 
     def _fail(self, number: int, reason: FailureReason, message: str) -> None:
         """End the requests that wait for the adapter. Others that have it end as usual."""

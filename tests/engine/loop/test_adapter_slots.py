@@ -1,6 +1,6 @@
 """Random histories of more adapters than slots: what a step uses is loaded, and no request waits for ever."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -32,7 +32,10 @@ class Copy(NamedTuple):
 
 
 class Device(PretendedModel):
-    """Has at most `num_slots` adapters, and memory for `room` of them. Fails if a row uses another one."""
+    """Has at most `num_slots` adapters, and memory for `room` of them. Fails if a row uses another one.
+
+    An adapter can be read only if the host has fewer than `most_copies`.
+    """
 
     def __init__(self, num_slots: int, free_bytes: int) -> None:
         super().__init__(block_size=4)
@@ -42,6 +45,9 @@ class Device(PretendedModel):
         self.num_loads = 0
         self.of_row: dict[int, int] = {}
         self.lost: set[str] = set()  # directories
+        self.no_room: Exception = ModelError("no room", reason=FailureReason.OUT_OF_MEMORY)
+        self.most_copies = 1000
+        self.count_copies: Callable[[], int] = lambda: 0
         self.signature = "first"
 
     def count_free_bytes(self) -> int:
@@ -50,12 +56,14 @@ class Device(PretendedModel):
     def read_adapter(self, name: str, directory: str) -> Copy:
         if directory in self.lost:
             raise ModelError(f"no {name}", reason=FailureReason.MODEL_NOT_FOUND)
+        if self.count_copies() >= self.most_copies:
+            raise ModelError("no room to read it", reason=FailureReason.OUT_OF_MEMORY)
         return Copy(1 << 20, self.signature)
 
     def load_adapter(self, number: int, copy: Copy) -> Iterator[None]:
         yield
         if len(self.loaded) >= self.room:
-            raise ModelError("no room", reason=FailureReason.OUT_OF_MEMORY)
+            raise self.no_room
         self.loaded.add(number)
         self.num_loads += 1
         assert len(self.loaded) <= self.num_slots
@@ -83,6 +91,7 @@ class Engine:
         task = build_task(self.scheduler._facts)
         self.adapters = Adapters(self.device, self.scheduler, task, 0, lambda work: work(), lambda: None)
         self.adapters._reader = AtOnce()  # type: ignore[assignment]
+        self.device.count_copies = lambda: len(self.adapters._copies) + len(self.adapters._reads)
         self.now, self.num_turns, self.num_sent = 0.0, 0, 0
         self.ended: dict[str, FinishReason] = {}
         self.waits: dict[str, tuple[int, int]] = {}  # turn of arrival, and the limit of turns
@@ -93,10 +102,11 @@ class Engine:
             self.turn()
         assert self.results == [AdapterLoaded(number) for number in range(1, num_adapters + 1)]
 
-    def send(self, adapter: int, max_tokens: int = LONGEST) -> str:
+    def send(self, adapter: int, max_tokens: int = LONGEST, level: int = 0) -> str:
         name = f"{self.num_sent}"
         self.num_sent += 1
-        request = make_request(name, 3, max_tokens=max_tokens, adapter=adapter, arrival_time=self.now)
+        sent = {"max_tokens": max_tokens, "adapter": adapter, "arrival_time": self.now, "level": level}
+        request = make_request(name, 3, **sent)
         self.scheduler.add_request(request)
         ahead = len({each.adapter for each in self.scheduler.waiting.in_order()})
         rounds = -(-ahead // self.num_slots)
@@ -168,10 +178,17 @@ def test_popular_adapters_do_not_keep_the_slots(num_slots: int) -> None:
     num_kv_blocks=st.sampled_from((12, 20, 400)),
     removed=st.integers(0, 6),
     room=st.integers(1, 3),
+    most_copies=st.integers(1, 4),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed_or_memory_is_short(
-    num_slots: int, mode: str, sent: Sequence[Sequence[int]], num_kv_blocks: int, removed: int, room: int
+    num_slots: int,
+    mode: str,
+    sent: Sequence[Sequence[int]],
+    num_kv_blocks: int,
+    removed: int,
+    room: int,
+    most_copies: int,
 ) -> None:
     window = 3.0 if mode in ("static", "dynamic") else None
     changes = {"max_num_seqs": 1 if mode == "none" else 4, "max_num_batched_tokens": 16}
@@ -179,7 +196,8 @@ def test_every_request_ends_in_each_mode_also_if_its_adapter_is_removed_or_memor
     engine._check_waits = lambda: None  # type: ignore[method-assign]  # rows and blocks are scarce
     for number in [*engine.slots][room:]:
         engine.adapters._free_slot(number)
-    engine.device.room = room
+    engine.device.room, engine.device.most_copies = room, most_copies
+    engine.adapters._copies.clear()
     for number, adapters in enumerate(sent):
         for adapter in adapters:
             if engine.adapters.has(adapter):
@@ -236,8 +254,11 @@ def test_the_adapter_that_was_not_used_for_the_longest_time_is_replaced() -> Non
     assert engine.device.num_loads == before + 1
 
 
-def test_an_adapter_without_memory_waits_for_the_place_of_another_one() -> None:
+@pytest.mark.parametrize("is_crash", [False, True])
+def test_an_adapter_without_memory_waits_for_the_place_of_another_one(is_crash: bool) -> None:
+    """is_crash: the error is that of an allocation, as on a GPU."""
     engine = Engine(3, 4)
+    engine.device.no_room = MemoryError() if is_crash else engine.device.no_room
     engine.adapters._free_slot(3)
     engine.device.room = 2
     names = [engine.send(adapter) for adapter in (1, 2)]
@@ -250,6 +271,55 @@ def test_an_adapter_without_memory_waits_for_the_place_of_another_one() -> None:
         engine.send(adapter)
         engine.drain()
     assert engine.device.loaded == {1, 2, 3}, "memory is tried again"
+
+
+def test_new_adapters_without_memory_wait_for_their_first_requests() -> None:
+    engine = Engine(3, 2)
+    engine.device.room = 2
+    for number in (3, 4):
+        engine.adapters.load(LoadAdapter(number, f"a{number}", f"/{number}"))
+        while engine.adapters.is_due:
+            engine.turn()
+    assert engine.results[2:] == [AdapterLoaded(3), AdapterLoaded(4)]
+    names = [engine.send(adapter) for adapter in (3, 4)]
+    engine.drain()
+    assert engine.ended == dict.fromkeys(names, FinishReason.LENGTH)
+
+
+def test_copies_of_others_make_room_to_read_an_adapter() -> None:
+    engine = Engine(2, 4)
+    engine.device.most_copies = 1
+    engine.adapters.load(LoadAdapter(5, "a5", "/5"))
+    names = [engine.send(adapter) for adapter in (1, 2, 3, 4)]
+    while engine.adapters.is_due or engine.scheduler.has_unfinished():
+        engine.turn()
+    assert engine.ended == dict.fromkeys(names, FinishReason.LENGTH)
+    assert engine.results[4:] == [AdapterLoaded(5)]
+
+
+def test_a_copy_that_waits_behind_another_adapter_makes_room_for_it() -> None:
+    engine = Engine(1, 3)
+    engine._check_waits = lambda: None  # type: ignore[method-assign]
+    engine.device.most_copies = 1
+    engine.adapters._copies.clear()
+    names = [engine.send(1, 9)]
+    engine.turn()
+    names.append(engine.send(2))
+    for _ in range(3):
+        engine.turn()
+    assert list(engine.adapters._copies) == [2]
+    names.append(engine.send(3, level=-1))
+    engine.drain()
+    assert engine.ended == dict.fromkeys(names, FinishReason.LENGTH)
+
+
+def test_an_adapter_that_cannot_be_read_without_copies_fails() -> None:
+    engine = Engine(2, 2)
+    engine.device.most_copies = 0
+    engine.adapters.load(LoadAdapter(3, "a3", "/3"))
+    while engine.adapters.is_due:
+        engine.turn()
+    assert engine.results[2:] == [AdapterFailed(3, FailureReason.OUT_OF_MEMORY, "no room to read it")]
 
 
 def test_an_adapter_without_memory_fails_if_it_is_the_only_one() -> None:

@@ -312,7 +312,12 @@ def test_an_adapter_without_room_in_the_container_s_memory_fails(
     (tmp_path / "memory.current").write_text("0")
     (tmp_path / "memory.max").write_text(f"{needed - 1}")
     session.load(2, "2")
+    assert session.settle() == [AdapterLoaded(2)], "it may take the place of the first one"
+    lost = session.send(2, 2)
+    session.num_loading += 1
     (failed,) = session.settle()
+    assert session.sent.pop(lost)
+    assert session.outputs[lost][-1].finish_reason is FinishReason.ERROR
     assert isinstance(failed, AdapterFailed)
     assert failed.reason is FailureReason.OUT_OF_MEMORY
     assert failed.message.startswith("the adapter 'a2' cannot be used: ")
