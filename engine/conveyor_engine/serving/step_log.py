@@ -30,7 +30,8 @@ class StepLog:
 
 
 def _build(before: EngineStats, ended: float, after: EngineStats) -> StepRecord:
-    padding = (after.padding_tokens - before.padding_tokens) / after.step_num_tokens if after.step_num_tokens else 0.0
+    num_padding = after.padding_tokens - before.padding_tokens  # of several steps, if one report covers them
+    padding = min(1.0, num_padding / after.step_num_tokens) if after.step_num_tokens else 0.0
     closed = after.num_batches > before.num_batches
     busy = after.busy_seconds + after.unclaimed_seconds - before.busy_seconds - before.unclaimed_seconds
     return StepRecord(

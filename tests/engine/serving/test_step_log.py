@@ -1,10 +1,12 @@
 """Tests the log of the engine's last steps."""
 
+import msgspec
+
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.step_log import StepLog
 from conveyor_engine.wire.messages import StepOutputs
 from conveyor_engine.wire.request import EngineStats
-from conveyor_protocol.engine_pages import MAX_STEPS
+from conveyor_protocol.engine_pages import MAX_STEPS, Steps
 
 
 def test_a_step_is_the_difference_of_two_snapshots() -> None:
@@ -34,6 +36,13 @@ def test_a_step_is_the_difference_of_two_snapshots() -> None:
     assert [s.padding_share for s in steps] == [0.25, 0.0, 0.3]
     assert [s.closed_by for s in steps] == ["full", None, "window"]
     assert steps[0].ended <= steps[2].ended
+
+
+def test_a_report_of_several_steps_is_within_the_bounds_of_one() -> None:
+    log = StepLog()
+    log.add(EngineStats(num_steps=2, step_num_seqs=4, step_num_tokens=10, padding_tokens=13))
+    (step,) = msgspec.convert(msgspec.to_builtins(log.read()), Steps)
+    assert step.padding_share == 1.0
 
 
 def test_only_the_last_steps_are_kept_and_reports_without_a_step_are_none() -> None:
