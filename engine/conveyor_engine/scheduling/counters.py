@@ -69,11 +69,14 @@ class Counters:
     def count_generated(self, num_tokens: int) -> None:
         self._stats.generation_tokens += num_tokens
 
-    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of one request in one step, and how many of them the model accepted."""
+    def count_drafts(self, num_drafts: int) -> None:
+        """Count the drafts of one request in one step."""
         self._stats.num_drafts += 1
         self._stats.num_draft_tokens += num_drafts
-        self._stats.num_accepted_tokens += num_accepted
+
+    def count_accepted(self) -> None:
+        """Count a draft that is now a token of its answer."""
+        self._stats.num_accepted_tokens += 1
 
     def count_step(self, step: Step) -> None:
         stats = self._stats

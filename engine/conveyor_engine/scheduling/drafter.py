@@ -56,6 +56,10 @@ class Drafter:
         self.num_predicted = 0, 0
         """How many drafts from the prediction were accepted, and rejected."""
 
+    def count_unread(self, num_tokens: int) -> int:
+        """Return how many tokens `read` has not read yet, if the request has so many."""
+        return self._offset + num_tokens - self._ngrams.num_seen
+
     def read(self, token_ids: "array[int]", num_prompt_tokens: int, most: int) -> int:
         """Read the request's new tokens, at most so many. Returns how many it has read."""
         text, answer = self._extend(token_ids), self._offset + num_prompt_tokens
@@ -97,11 +101,11 @@ class Drafter:
             number += 1
         return self._ngrams.draft(text, number)
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of a step that is computed, if they were predicted. Call it before the next `read`."""
+    def count(self, num_accepted: int, num_rejected: int) -> None:
+        """Add to `num_predicted` if the last drafts were predicted. Call it before the next `read`."""
         if self._ngrams.place < self._offset:
             accepted, rejected = self.num_predicted
-            self.num_predicted = accepted + num_accepted, rejected + num_drafts - num_accepted
+            self.num_predicted = accepted + num_accepted, rejected + num_rejected
 
     def _find_chance(self, kind: int) -> float:
         """Return how likely a guess of this kind is right."""

@@ -78,14 +78,18 @@ class Outputs:
         The drafts after the last of these tokens are computed again, or others in their place.
         """
         request = work.request
-        num_drafts = work.num_tokens - 1
+        drafter, num_drafts, num_accepted = request.drafter, work.num_tokens - 1, len(token_ids) - 1
         request.num_awaited_tokens -= work.num_logits
         request.num_scheduled_tokens -= work.num_tokens - len(token_ids)
-        self._counters.count_drafts(num_drafts, len(token_ids) - 1)
-        if request.drafter is not None:
-            request.drafter.count(num_drafts, len(token_ids) - 1)
+        self._counters.count_drafts(num_drafts)
+        if drafter is not None:
+            drafter.count(0, num_drafts)
         for index, token_id in enumerate(token_ids):
             request.num_computed_tokens += 1
+            if index < num_accepted:
+                self._counters.count_accepted()
+                if drafter is not None:
+                    drafter.count(1, -1)
             self._append_token(request, token_id, None if logprobs is None else logprobs[index : index + 1], None)
             if request.finished is not None:
                 return

@@ -9,7 +9,7 @@ that do not repeat themselves have no probable drafts: both then have none. `dra
 `running_batch` asks for drafts when it plans a step, and `core` reports how long the step took. Pure.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from conveyor_engine.scheduling.drafter import KEPT_OF_SERVICE, Drafter, Rates
@@ -45,19 +45,22 @@ class Speculation:
         does one whose last token is not known yet.
         """
         least_chance = self._find_least_chance(len(requests))
-        unread = READ_TOKENS
-        for request in requests:
-            if request.constraint is not None or request.num_awaited_tokens:
-                continue
-            tokens = request.token_ids
-            if (drafter := request.drafter) is None:
-                drafter = Drafter(request.max_total_tokens, self._of_service, request.prediction)
-                request.drafter = drafter
-            unread -= drafter.read(tokens, request.num_prompt_tokens, unread)
-            most = min(self.max_tokens, room, request.max_total_tokens - len(tokens) - 1)
-            if drafts := drafter.draft(tokens, most, least_chance):
+        drafters = {
+            request: self._find_drafter(request)
+            for request in requests
+            if request.constraint is None and not request.num_awaited_tokens
+        }
+        _read(drafters)
+        for request, drafter in drafters.items():
+            most = min(self.max_tokens, room, request.max_total_tokens - len(request.token_ids) - 1)
+            if drafts := drafter.draft(request.token_ids, most, least_chance):
                 room -= len(drafts)
                 yield request, drafts
+
+    def _find_drafter(self, request: RequestState) -> Drafter:
+        if request.drafter is None:
+            request.drafter = Drafter(request.max_total_tokens, self._of_service, request.prediction)
+        return request.drafter
 
     def observe(self, step: Step, ended: float, num_running: int = 0, num_waiting: int = 0) -> None:
         """Record how long a step took. Tokens of prompts count as drafts do."""
@@ -78,3 +81,10 @@ class Speculation:
             return num_rows / (num_rows + ASSUMED_TOKENS)
         worth = cost.seconds(num_rows, 0) / num_rows
         return MARGIN * cost.per_token / worth if worth else 1.0
+
+
+def _read(drafters: Mapping[RequestState, Drafter]) -> None:
+    """Read new tokens, the fewest first, so that a long text delays the drafts of no other request."""
+    most = READ_TOKENS
+    for request, drafter in sorted(drafters.items(), key=lambda item: item[1].count_unread(len(item[0].token_ids))):
+        most -= drafter.read(request.token_ids, request.num_prompt_tokens, most)

@@ -196,6 +196,30 @@ def test_a_long_prompt_is_read_in_parts() -> None:
     assert first == 5000 // READ_TOKENS + 1
 
 
+def test_a_long_prediction_delays_the_drafts_of_no_other_request() -> None:
+    scheduler = make_speculative()
+    request = make_request("a", range(100, 120), max_tokens=100)
+    scheduler.add_request(msgspec.structs.replace(request, prediction=[7] * (100 * READ_TOKENS)))
+    scheduler.add_request(make_request("b", PERIOD * 4, max_tokens=100))
+    assert any(step(scheduler).drafts for _ in range(3))
+
+
+def test_accepted_drafts_after_the_end_of_the_answer_do_not_count() -> None:
+    scheduler = make_speculative()
+    request = make_request("a", PERIOD * 4, max_tokens=30, stop_token_ids=(PERIOD[1],))
+    scheduler.add_request(msgspec.structs.replace(request, prediction=PERIOD * 4))
+    step(scheduler)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    drafts = plan.drafts[0]
+    assert len(drafts) >= 3
+    scheduler.update(StepResult(plan.number, [[*drafts, 99]]))
+    output = scheduler.take_outputs()[-1]
+    assert output.finish_reason is FinishReason.STOP
+    assert output.num_predicted == (1, len(drafts) - 1)
+    assert scheduler.stats().num_accepted_tokens == 1
+
+
 def test_without_the_setting_there_is_no_speculation() -> None:
     scheduler = Scheduler(EngineConfig(model="none", batching_mode="continuous"), make_facts())
     assert scheduler.speculation is None
