@@ -31,6 +31,7 @@ class AdapterDownloads:
         self._num_open += 1
         try:
             async with self._places:
+                self._idle = [each for each in self._idle if each.returncode is None]
                 process = self._idle.pop() if self._idle else await _start()
                 try:
                     answer = await _ask(process, uri=uri, target=directory, adapter=name)

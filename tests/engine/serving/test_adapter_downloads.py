@@ -70,6 +70,16 @@ async def test_a_process_that_ends_fails_one_download_and_is_replaced(
     await downloads.fetch("sql", "hf://org/a0", str(tmp_path / "sql"))
 
 
+async def test_an_idle_process_that_has_ended_fails_no_download(tmp_path: Path, hub: Hub) -> None:
+    downloads = AdapterDownloads()
+    process = await adapter_downloads._start()
+    process.kill()
+    await process.wait()
+    downloads._idle.append(process)
+    await downloads.fetch("sql", "hf://org/a0", str(tmp_path / "sql"))
+    assert (tmp_path / "sql" / "adapter_config.json").exists()
+
+
 async def test_a_cancelled_download_ends_at_once(
     tmp_path: Path, hub: Hub, processes: list[asyncio.subprocess.Process]
 ) -> None:
