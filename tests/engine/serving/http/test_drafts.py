@@ -73,6 +73,9 @@ def test_an_answer_that_the_client_predicts_is_the_same_and_its_usage_counts_the
         assert answer["usage"] == plain["usage"]
         assert details["accepted_prediction_tokens"] > 3  # the text of random tokens has other tokens
         assert details["rejected_prediction_tokens"] >= 0
+    page = (Path(__file__).parents[4] / "docs/speculation.md").read_text()
+    shown = json.loads(page.partition("  -d '")[2].partition("'\n")[0])
+    assert "completion_tokens_details" in chat(drafting, **shown)["usage"]
     body = {"messages": [{"role": "user", "content": "the"}], "prediction": {"type": "content", "content": [1]}}
     assert drafting.post("/v1/chat/completions", body).json()["error"]["param"] == "prediction.content"
 
