@@ -111,7 +111,7 @@ def test_two_teams_from_their_keys_to_their_usage(namespace: str, other_team: st
             return {}
         return {name: total["requests"] for name, total in totals.items()}
 
-    kube.wait_until("the usage", lambda: find_usage("key").get(f"{namespace}/ci", 0) >= 4 or None, 60)
+    kube.wait_until("the usage", lambda: find_usage("key").get(f"{namespace}/ci") == 3 or None, 60)
     assert find_usage("key")[f"{other_team}/app"] >= 1
     assert find_usage("namespace").keys() >= {namespace, other_team}
     assert f"{other_team}/stranger" not in find_usage("key")
