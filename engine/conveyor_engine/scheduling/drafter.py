@@ -44,12 +44,13 @@ class Drafter:
     the request's tokens. The answer is guessed to begin as the prediction does.
     """
 
-    __slots__ = ("_ngrams", "_of_request", "_of_service", "_offset", "_text", "num_predicted")
+    __slots__ = ("_ngrams", "_of_request", "_of_service", "_offset", "_prediction", "_text", "num_predicted")
 
     def __init__(self, num_tokens: int, of_service: Rates, prediction: Sequence[int] = ()) -> None:
         """num_tokens: the most tokens of the request. of_service: the rates of all requests together."""
-        self._text = array("I", (0, *prediction)) if prediction else None
-        self._offset = 0 if self._text is None else len(self._text)
+        self._prediction = prediction
+        self._text = array("I", (0,)) if prediction else None  # what is read
+        self._offset = len(prediction) + 1 if prediction else 0
         self._ngrams = NGrams(self._offset + num_tokens)
         self._of_service = of_service
         self._of_request = Rates(_KEPT_OF_REQUEST)
@@ -62,21 +63,25 @@ class Drafter:
 
     def read(self, token_ids: "array[int]", num_prompt_tokens: int, most: int) -> int:
         """Read the request's new tokens, at most so many. Returns how many it has read."""
-        text, answer = self._extend(token_ids), self._offset + num_prompt_tokens
-        begin = self._ngrams.num_seen
-        end = min(len(text), begin + most)
+        begin, answer = self._ngrams.num_seen, self._offset + num_prompt_tokens
+        end = min(self._offset + len(token_ids), begin + most)
+        text = self._extend(token_ids, end)
         if self._offset and begin < answer <= end:
             self._ngrams.follow(text, answer, answer, self._judge)
             self._ngrams.place, self._ngrams.num_right = 1, 0
         self._ngrams.follow(text, end, answer, self._judge)
         return end - begin
 
-    def _extend(self, token_ids: "array[int]") -> "array[int]":
-        """Return the text of the n-grams, which has all of these tokens."""
-        if self._text is None:
+    def _extend(self, token_ids: "array[int]", end: int) -> "array[int]":
+        """Return the text of the n-grams, which has at least its first `end` tokens."""
+        text = self._text
+        if text is None:
             return token_ids
-        self._text.extend(token_ids[len(self._text) - self._offset :])
-        return self._text
+        if len(text) < end:
+            text.extend(self._prediction[len(text) - 1 : end - 1])
+        if len(text) < end:
+            text.extend(token_ids[len(text) - self._offset : end - self._offset])
+        return text
 
     def _judge(self, num_right: int, is_right: bool) -> None:
         kind = _kind_of(num_right)
@@ -88,8 +93,8 @@ class Drafter:
 
         Returns none while tokens are unread.
         """
-        text, place = self._extend(token_ids), self._ngrams.place
-        if not place or self._ngrams.num_seen < len(text):
+        text, place = token_ids if self._text is None else self._text, self._ngrams.place
+        if not place or self.count_unread(len(token_ids)) > 0:
             return []
         if place < self._offset:
             most = min(most, self._offset - place)  # so that all drafts of a step are predicted, or none

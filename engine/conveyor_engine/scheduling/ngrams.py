@@ -21,7 +21,7 @@ class NGrams:
     def __init__(self, num_tokens: int) -> None:
         """num_tokens: the most tokens of the request."""
         bits = min(num_tokens.bit_length() + 1, _TABLE_BITS)  # at most half of the table is in use
-        self._places = array("I", bytes(4 << bits))  # by hash: the place after the n-gram; 0: none
+        self._places = array("I")  # by hash: the place after the n-gram; 0: none; empty until the first token is read
         self._mask = (1 << bits) - 1
         self.num_seen = 0  # tokens of the request that are in the table
         self.place = 0  # of the token that is guessed to be the next; 0: there is no guess
@@ -35,6 +35,8 @@ class NGrams:
         judge: called for each token of the answer that was guessed, with `num_right` before it, and whether the guess
         was right.
         """
+        if end and not self._places:
+            self._places.frombytes(bytes(4 * (self._mask + 1)))
         places, mask, place, num_right = self._places, self._mask, self.place, self.num_right
         for index in range(max(self.num_seen, LENGTH - 1), end):
             last = token_ids[index]

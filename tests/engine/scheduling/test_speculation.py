@@ -1,5 +1,7 @@
 """Tests when requests get drafts, how many, and what becomes of them in the scheduler."""
 
+import tracemalloc
+from array import array
 from random import Random
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.engine.builders import (
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.executor import Sample
+from conveyor_engine.scheduling.drafter import Drafter, Rates
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.scheduling.speculation import READ_TOKENS, STEPS_PER_TRIAL
 from conveyor_engine.wire.request import FinishReason
@@ -202,6 +205,17 @@ def test_a_long_prediction_delays_the_drafts_of_no_other_request() -> None:
     scheduler.add_request(msgspec.structs.replace(request, prediction=[7] * (100 * READ_TOKENS)))
     scheduler.add_request(make_request("b", PERIOD * 4, max_tokens=100))
     assert any(step(scheduler).drafts for _ in range(3))
+
+
+def test_a_step_copies_only_what_it_reads_of_a_prediction_that_many_choices_share() -> None:
+    prediction, most = array("I", range(130_000)), READ_TOKENS
+    tracemalloc.start()
+    drafters = [Drafter(100, Rates(1), prediction) for _ in range(16)]
+    for drafter in drafters:
+        most -= drafter.read(array("I", PERIOD), len(PERIOD), most)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_accepted_drafts_after_the_end_of_the_answer_do_not_count() -> None:

@@ -80,6 +80,13 @@ def test_an_answer_that_the_client_predicts_is_the_same_and_its_usage_counts_the
     assert drafting.post("/v1/chat/completions", body).json()["error"]["param"] == "prediction.content"
 
 
+def test_a_prediction_longer_than_the_context_is_truncated(drafting: EngineServer) -> None:
+    content = chat(drafting)["choices"][0]["message"]["content"]
+    answer = chat(drafting, prediction={"type": "content", "content": content + " the" * 60_000})
+    assert answer["choices"][0]["message"]["content"] == content
+    assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 3
+
+
 def test_without_speculation_a_prediction_is_ignored_and_counted(server: EngineServer) -> None:
     chat(server, foo=1)
     before = server.metric("conveyor_engine_ignored_fields_total", kind="chat")

@@ -28,7 +28,7 @@ from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.thinking import GPT_OSS, MARKS
 from conveyor_engine.text.schema.problems import Relaxed
-from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, too_long
+from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
 from conveyor_engine.wire.pictures import PlacedPicture, encode_pictures
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams, Thinking
 from conveyor_engine.wire.worker import Job, Part
@@ -134,8 +134,9 @@ def prepare_conversation(
     prompts, pictures = [conversation.token_ids], conversation.pictures
     prediction: list[int] = []
     if fields.prediction is not None and job.facts.speculates:
+        beginning = Truncation(longest, "right")
         prediction = model.tokenizer.encode(
-            fields.prediction.content, longest, add_special_tokens=False, param="prediction"
+            fields.prediction.content, longest, add_special_tokens=False, truncation=beginning
         )
     prepared = _prepared(
         model, fields, prompts, max_tokens, job, id_prefix, grammar, parsing, budget, pictures, prediction
