@@ -6,7 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -123,8 +128,14 @@ class Snapshot(Collector):
         between = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Between two tokens of one answer.", labels=self._names
         )
-        between.add_metric(self._values, self._between_tokens.buckets(), self._between_tokens.sum)
+        buckets, seconds = self._between_tokens.buckets(), self._between_tokens.sum
+        between.add_metric(self._values, buckets, seconds)
         yield between
+        former = SummaryMetricFamily(  # vLLM's former name of the same, which OpenCost reads
+            "vllm:time_per_output_token_seconds", "Between two tokens of one answer.", labels=self._names
+        )
+        former.add_metric(self._values, buckets[-1][1], seconds)
+        yield former
         closes = CounterMetricFamily(
             "conveyor_engine_batch_close", "Batches closed, by reason.", labels=[*self._names, "reason"]
         )

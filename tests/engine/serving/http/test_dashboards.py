@@ -61,6 +61,7 @@ OTHERS = {
     "vllm:request_inference_time_seconds_sum": set(),
     "vllm:request_num_preemptions_sum": set(),
     "vllm:request_params_n_sum": set(),
+    "vllm:time_per_output_token_seconds_sum": set(),  # OpenCost
     "http_requests_total": {"handler", "method", "status"},
 }
 
