@@ -5,15 +5,18 @@ queue is full, or if the collector does not accept a batch, spans are lost and c
 those of `time.monotonic`.
 """
 
+import io
 import os
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
@@ -28,6 +31,7 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+from requests.adapters import HTTPAdapter
 
 from conveyor_process.tracing import TraceParent, parse_trace_parent
 
@@ -35,6 +39,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 _QUEUE_SPANS: Final = 2048  # the standard's default for OTEL_BSP_MAX_QUEUE_SIZE
 _FLUSH_SECONDS: Final = 3.0  # how long the last spans may delay the end of the process
+_ANSWER_BYTES: Final = 64 * 2**10  # of a collector, at most
 _SCOPE: Final = InstrumentationScope("conveyor")
 _OK, _ERROR = Status(), Status(StatusCode.ERROR)
 
@@ -143,11 +148,47 @@ class OpenSpan:
         return int((at + self._clock_seconds) * 1e9)
 
 
+class _Adapter(HTTPAdapter):
+    """Reads a bounded part of a collector's answers, and takes only those of OTLP. The SDK takes any below 400."""
+
+    num_rejected = 0  # of the last batch, by an answer that is a success
+
+    def send(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """Return the answer without its body. Any error, also of protobuf, makes the SDK count the batch as failed."""
+        deadline = time.monotonic() + kwargs["timeout"]
+        answer = super().send(*args, **kwargs)
+        raw, answer.raw = answer.raw, io.BytesIO()  # the session would read any body to its end
+        with raw:
+            if answer.status_code >= 400:
+                return answer
+            if answer.status_code >= 300:
+                raise requests.HTTPError(f"the collector's status is {answer.status_code}")
+            body = _read(raw, deadline)
+        self.num_rejected = ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans
+        return answer
+
+
+def _read(raw: Any, deadline: float) -> bytes:
+    body: bytes = b""
+    while piece := raw.read1(_ANSWER_BYTES, decode_content=False):
+        body += piece
+        if len(body) > _ANSWER_BYTES:
+            raise requests.HTTPError(f"the collector's answer has more than {_ANSWER_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise requests.Timeout("the collector's answer has not ended in time")
+    return body
+
+
 class _Exporter(OTLPSpanExporter):
     """Counts the spans that it was given, and those that the collector has not accepted."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._adapter = _Adapter()
+        session = requests.Session()
+        session.headers["Accept-Encoding"] = "identity"
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, self._adapter)
+        super().__init__(session=session)
         self.num_given = self.num_rejected = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -156,8 +197,9 @@ class _Exporter(OTLPSpanExporter):
         try:
             result = super().export(spans)
         finally:
-            if result is not SpanExportResult.SUCCESS:
-                self.num_rejected += len(spans)
+            is_taken = result is SpanExportResult.SUCCESS
+            num_rejected = self._adapter.num_rejected if is_taken else len(spans)
+            self.num_rejected += max(0, min(num_rejected, len(spans)))
         return result
 
 

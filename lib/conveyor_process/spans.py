@@ -4,6 +4,7 @@ OpenTelemetry's own variables configure it: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._
 them nothing of OpenTelemetry is imported, and programs check one attribute for each request.
 """
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -12,20 +13,23 @@ from conveyor_process.settings import SettingsError
 if TYPE_CHECKING:
     from conveyor_process.otlp import Tracer
 
+_log = logging.getLogger(__name__)
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 def build_tracer(program: str) -> "Tracer | None":
-    """Return the tracer of this process; None if the environment names no collector.
+    """Return the tracer of this process; None if the environment names no collector, or the extra is not installed.
 
-    program: `service.name` of the spans, unless OTEL_SERVICE_NAME is set. Raises SettingsError.
+    program: `service.name` of the spans, unless OTEL_SERVICE_NAME is set. Raises SettingsError if the variables are
+    invalid.
     """
     if not _is_wanted():
         return None
     try:
         from conveyor_process.otlp import Tracer
-    except ImportError as error:
-        raise SettingsError(f"{_ENDPOINTS[1]} needs the extra `traces` of the package: {error}") from error
+    except ImportError as error:  # a shell's variables may be meant for other programs
+        _log.warning("event=no_traces error=%s: install the extra `traces` of the package", error)
+        return None
     try:
         return Tracer(program)
     except ValueError as error:

@@ -52,15 +52,25 @@ def test_profiles_and_services_keep_what_they_have(tmp_path: Path) -> None:
     profiles = {"default": {"pod": {"env": [proxy], **gpu}}, "l4": {"resources": {"limits": {"cpu": 2}}}}
     objects = render_json(traces={"endpoint": ENDPOINT}, profiles=profiles)
     assert fill(objects, tmp_path, {"profile": "l4"}) == {
-        "profile": "l4", "pod": {"env": [proxy, ENGINE_ENV], **gpu}, "resources": {"limits": {"cpu": 2}},
+        "profile": "l4", "pod": {"env": [ENGINE_ENV, proxy], **gpu}, "resources": {"limits": {"cpu": 2}},
     }  # fmt: skip
     own = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://own:4318"}
     filled = fill(objects, tmp_path, {"pod": {"env": [own]}})
     assert {each["name"]: each["value"] for each in filled["pod"]["env"]}["OTEL_EXPORTER_OTLP_ENDPOINT"] == own["value"]
 
 
-def test_own_variables_of_a_program_come_last() -> None:
-    objects = render_json(
-        traces={"endpoint": ENDPOINT}, gateway={"env": [{"name": "OTEL_TRACES_SAMPLER", "value": "x"}]}
-    )
-    assert find_env(objects, "gateway")["OTEL_TRACES_SAMPLER"] == "x"
+def test_an_own_collector_of_the_default_profile_is_kept(tmp_path: Path) -> None:
+    own = [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://own:4318"}]
+    objects = render_json(traces={"endpoint": ENDPOINT}, profiles={"default": {"pod": {"env": own}}})
+    assert fill(objects, tmp_path, {}) == {"pod": {"env": own}}
+
+
+def test_own_variables_of_a_program_replace_the_chart_s() -> None:
+    own = {"name": "OTEL_TRACES_SAMPLER", "value": "x"}
+    objects = render_json(traces={"endpoint": ENDPOINT}, gateway={"env": [own]})
+    (container,) = find(objects, "Deployment", "conveyor-gateway")["spec"]["template"]["spec"]["containers"]
+    assert [each for each in container["env"] if each["name"] == own["name"]] == [own]
+
+
+def test_an_upgrade_with_the_values_of_a_release_without_traces_renders() -> None:
+    assert render_json(traces=None, console=None) == render_json()

@@ -31,8 +31,8 @@ PEERS = {
     "bentoml", "ctranslate2", "gguf", "infinity_emb", "litserve", "llama_cpp", "pytriton", "ray",
     "sentence_transformers", "vllm",
 }  # fmt: skip
-# Imported by conveyor_process.otlp alone, if the environment names a collector. Several packages share this name.
-TRACES = "opentelemetry"
+# Imported by conveyor_process.otlp alone, if the environment names a collector. Several packages share the first name.
+TRACES = {"opentelemetry", "requests"}
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
 
@@ -51,7 +51,7 @@ def find_packages(folders: Iterable[str]) -> set[str]:
     names = {name for folder in folders for file in (REPOSITORY / folder).rglob("*.py") for name in find_imports(file)}
     packages = packages_distributions()
     ours = {name for name in names if name.startswith("conveyor_")} | OURS
-    foreign = names - sys.stdlib_module_names - PEERS - ours - {TRACES}
+    foreign = names - sys.stdlib_module_names - PEERS - ours - TRACES
     found = {packages[name][0].lower().replace("_", "-") for name in foreign}
     return {HALVES.get(package, package) for package in found}
 
@@ -72,13 +72,15 @@ def test_an_extra_is_what_its_part_imports(part: str) -> None:
 
 
 def test_the_extra_traces_has_what_one_module_imports_and_no_other_module_does() -> None:
-    importing = [file for file in (REPOSITORY / "lib").rglob("*.py") if TRACES in find_imports(file)]
+    importing = [file for file in (REPOSITORY / "lib").rglob("*.py") if TRACES & set(find_imports(file))]
     assert [file.name for file in importing] == ["otlp.py"]
     text = importing[0].read_text()
     declared = read_names(PROJECT["optional-dependencies"]["traces"])
-    assert declared == {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
-    assert "from opentelemetry.sdk." in text
-    assert "from opentelemetry.exporter.otlp.proto.http." in text
+    assert declared == {
+        "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-proto", "requests",
+    }  # fmt: skip
+    for name in ("opentelemetry.sdk.", "opentelemetry.exporter.otlp.proto.http.", "opentelemetry.proto."):
+        assert f"from {name}" in text
 
 
 def test_the_extra_local_has_the_other_extras_that_conveyor_run_needs() -> None:

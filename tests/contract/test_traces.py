@@ -1,7 +1,10 @@
 """Tests that a real gateway and a real engine export the spans of a request as one trace, and nothing that it says."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -145,3 +148,43 @@ async def test_what_the_client_does_not_sample_has_no_spans(
         await post(gateway, service, **{"X-Request-Id": "later"})
         wait_for_trace(collector, "later")
     assert unsampled not in {span.trace_id for span in collector.spans}
+
+
+@pytest.mark.parametrize(
+    ("killed", "program", "error"),
+    [("engine process", "conveyor-engine", "EngineDead"), ("server", "conveyor-gateway", "engine_broke")],
+)
+async def test_an_answer_that_breaks_off_has_failed(
+    collector: Collector, gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path,
+    killed: str, program: str, error: str,
+) -> None:  # fmt: skip
+    trace = killed.encode().hex().zfill(32)
+
+    def find(spans: list[Found]) -> list[Found]:
+        return [each for each in spans if (each.trace_id, each.program) == (trace, program) and each.is_server]
+
+    model = write_chat_model(tmp_path / "tiny")
+    with EngineServer(tmp_path, model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192) as started:
+        engine = started.wait_ready()
+        async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+            url, body = f"{gateway.url}/{service}/v1/completions", {**BODY, "max_tokens": 8_000}
+            async with http.post(url, json=body, headers={"traceparent": f"00-{trace}-{CALLER}-01"}) as answer:
+                assert answer.status == 200
+                await answer.content.readany()
+                os.kill(engine.engine_pid if killed == "engine process" else engine.process.pid, signal.SIGKILL)
+                await answer.read()
+            (span,) = find(collector.wait(lambda spans: len(find(spans)) == 1))
+    assert span.has_failed
+    assert span.attributes["error.type"] == error
+
+
+async def test_a_request_for_no_service_has_no_span(
+    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+        for path in ("nowhere/v1/completions", "v1/nothing"):
+            async with http.post(f"{gateway.url}/{path}", json=BODY, headers={"X-Request-Id": "lost"}) as answer:
+                assert answer.status == 404
+        await post(gateway, service, **{"X-Request-Id": "found"})
+        wait_for_trace(collector, "found")
+    assert "lost" not in {span.attributes.get("conveyor.request_id") for span in collector.spans}

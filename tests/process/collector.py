@@ -1,9 +1,10 @@
 """A collector of traces: accepts OTLP over HTTP, decodes it with OpenTelemetry's own protocol, and keeps the spans."""
 
+import contextlib
 import gzip
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -33,10 +34,11 @@ class Found:
 
 
 class Collector:
-    """Listens on 127.0.0.1 in `with`. It answers with `status`, and only while `answers` is set."""
+    """Listens on 127.0.0.1 in `with`. It answers with `status` and `pieces`, and only while `answers` is set."""
 
     def __init__(self) -> None:
         self.status = 200
+        self.pieces: Iterable[bytes] = ()  # the body of each answer
         self.answers = threading.Event()
         self.answers.set()
         self.received: list[bytes] = []
@@ -51,8 +53,10 @@ class Collector:
                     is_packed = self.headers.get("Content-Encoding") == "gzip"
                     outer.received.append(gzip.decompress(body) if is_packed else body)
                 self.send_response(outer.status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.end_headers()  # the end of the connection is that of the body
+                with contextlib.suppress(OSError):
+                    for piece in outer.pieces:
+                        self.wfile.write(piece)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -1,11 +1,16 @@
 """Tests that spans reach a collector, that they are lost rather than waited for, and that nothing runs without one."""
 
+import itertools
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 from tests.process.collector import Collector
 
 from conveyor_process.otlp import Tracer
@@ -53,6 +58,16 @@ def test_without_a_collector_there_is_no_tracer_and_nothing_is_imported(variable
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", program], env={"PATH": "", **variables}, check=True)
+
+
+def test_without_the_extra_the_program_runs_and_warns(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "conveyor_process.otlp", None)
+    assert build_tracer("conveyor-test") is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "event=no_traces" in line
+    assert "`traces`" in line
 
 
 def test_a_span_and_its_parts_reach_the_collector_with_their_times(collector: Collector) -> None:
@@ -149,13 +164,59 @@ def test_a_full_queue_loses_spans_and_delays_nobody(collector: Collector, monkey
     assert len(spans) >= 8
 
 
-def test_spans_that_the_collector_rejects_are_lost(collector: Collector) -> None:
-    collector.status = 400
+@pytest.mark.parametrize("status", [302, 304, 400])
+def test_spans_that_the_collector_rejects_are_lost(collector: Collector, status: int) -> None:
+    collector.status = status
     tracer = start()
     end_spans(tracer, 3)
     tracer.shut_down()
     assert tracer.num_lost == 3
     assert collector.spans == []
+
+
+@pytest.mark.parametrize(("rejected", "num_lost"), [(0, 0), (2, 2), (1_000, 3), (-1, 0)])
+def test_spans_that_the_collector_rejects_in_a_success_are_lost(
+    collector: Collector, rejected: int, num_lost: int
+) -> None:
+    partial = ExportTracePartialSuccess(rejected_spans=rejected, error_message="too old")
+    collector.pieces = (ExportTraceServiceResponse(partial_success=partial).SerializeToString(),)
+    tracer = start()
+    end_spans(tracer, 3)
+    tracer.shut_down()
+    assert tracer.num_lost == num_lost
+
+
+def test_an_answer_that_is_not_a_collector_s_means_that_the_spans_are_lost(collector: Collector) -> None:
+    collector.pieces = (b"<html>Sign in</html>",)
+    tracer = start()
+    end_spans(tracer, 3)
+    tracer.shut_down()
+    assert tracer.num_lost == 3
+
+
+def test_little_of_an_endless_answer_is_read(collector: Collector) -> None:
+    sent = itertools.count()
+    collector.pieces = (bytes(2**16) for _ in sent)
+    tracer = start()
+    end_spans(tracer, 3)
+    tracer.shut_down()
+    assert tracer.num_lost == 3
+    assert next(sent) < 1_000, "the sockets hold some"
+
+
+def test_a_slow_answer_has_a_deadline(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+
+    def drip() -> Iterator[bytes]:
+        for _ in range(100):
+            time.sleep(0.2)
+            yield b"x"
+
+    collector.pieces = drip()
+    tracer = start()
+    end_spans(tracer, 3)
+    tracer.shut_down()
+    assert tracer.num_lost == 3
 
 
 def test_a_silent_collector_delays_the_end_by_seconds_at_most(collector: Collector) -> None:

@@ -132,7 +132,7 @@ image: {{ include "conveyor.image" (dict "root" .root "image" .root.Values.image
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext: {{- toYaml (mergeOverwrite $context $own.securityContext) | nindent 2 }}
 {{- $traces := has .process (list "gateway" "operator") | ternary (include "conveyor.tracesEnv" .root | fromYamlArray) list }}
-{{- with concat (.env | default list) $traces ($own.env | default list) }}
+{{- with include "conveyor.env" (dict "defaults" (concat (.env | default list) $traces) "own" $own.env) | fromYamlArray }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $own.envFrom }}
@@ -146,6 +146,15 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 resources: {{- toYaml $resources | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* Own variables, after those defaults that they do not set: a name may be there only once. */}}
+{{- define "conveyor.env" -}}
+{{- $names := list }}
+{{- range .own }}{{ $names = append $names .name }}{{ end }}
+{{- $env := list }}
+{{- range .defaults }}{{ if not (has .name $names) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- concat $env (.own | default list) | toYaml }}
 {{- end }}
 
 {{/* The variables with which a program exports traces. Engines follow the gateways' choice of requests. */}}
@@ -162,10 +171,11 @@ resources: {{- toYaml $resources | nindent 2 }}
 {{/* The profiles, where the engines of all services get the collector of traces from. */}}
 {{- define "conveyor.profiles" -}}
 {{- $profiles := deepCopy .Values.profiles }}
-{{- with .Values.traces.endpoint }}
+{{- with (.Values.traces).endpoint }}
 {{- $default := $profiles.default | default dict }}
 {{- $pod := $default.pod | default dict }}
-{{- $env := append ($pod.env | default list) (dict "name" "OTEL_EXPORTER_OTLP_ENDPOINT" "value" .) }}
+{{- $collector := list (dict "name" "OTEL_EXPORTER_OTLP_ENDPOINT" "value" .) }}
+{{- $env := include "conveyor.env" (dict "defaults" $collector "own" $pod.env) | fromYamlArray }}
 {{- $_ := set $profiles "default" (merge (dict "pod" (merge (dict "env" $env) $pod)) $default) }}
 {{- end }}
 {{- with $profiles }}

@@ -197,9 +197,8 @@ class Recorder:
                 record.request_id,
                 *values,
             )
-        if record.trace is not None and record.trace.is_recording:
-            error = record.reason if record.status >= 500 else ""
-            record.trace.end(record.began + record.seconds, _describe(record), error)
+        if record.trace is not None and record.trace.is_recording and record.service:
+            record.trace.end(record.began + record.seconds, _describe(record), _find_error(record))
         self.receipts.add(_build_receipt(record))
 
     def _may_have_series(self, client: str) -> bool:
@@ -209,6 +208,15 @@ class Recorder:
 
     def _label(self, record: Record) -> str:
         return record.service if record.service in self._directory.services else ""
+
+
+def _find_error(record: Record) -> str:
+    """Return why the request failed, also after its answer began; "" if it did not, or by the client's fault."""
+    if 400 <= record.status < 500:
+        return ""
+    if record.reason != "-":
+        return record.reason
+    return str(record.status) if record.status >= 500 else ""
 
 
 def _describe(record: Record) -> dict[str, str | int | float]:

@@ -130,6 +130,7 @@ class EngineResponse(Response):
         self._arrived = opened.arrived
         self._held = opened.state.memory.hold(opened.seconds + _READING_SECONDS)
         self._started = False
+        self._error = ""  # the kind of failure that ended a started answer
         self._report: Report | None = None
         self._receipt_request: ReceiptRequest | None = None
         self._usage_has_receipt = False
@@ -150,7 +151,8 @@ class EngineResponse(Response):
         except (Overloaded, DeadlineExceeded) as error:
             if not self._started:
                 raise
-            _log.info("event=reader_too_slow id=%s error=%s", self._id, type(error).__name__)
+            self._error = type(error).__name__
+            _log.info("event=reader_too_slow id=%s error=%s", self._id, self._error)
             # The answer stays incomplete, so the server closes the connection.
         finally:
             if self._state.spans is not None:
@@ -168,8 +170,13 @@ class EngineResponse(Response):
             self._arrived,
             self._generation.opened_at,
             time.monotonic(),
-            "" if error is None else type(error).__name__,
+            self._error if error is None else type(error).__name__,
         )
+
+    def _note_failure(self, error: RequestError) -> None:
+        """Record an error that ends a started stream. The stream's last event has to describe it."""
+        self._error = type(error).__name__
+        _log.info("event=stream_failed id=%s error=%s", self._id, self._error)
 
     @abstractmethod
     async def _send_answer(self, send: Send) -> None:

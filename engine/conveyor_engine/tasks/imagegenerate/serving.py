@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
@@ -24,8 +23,6 @@ from conveyor_engine.serving.http.usage import build_last_words
 from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
 from conveyor_engine.tasks.imagegenerate.preparing import PreparedPictures
 from conveyor_engine.wire.request import RequestOutput
-
-_log = logging.getLogger(__name__)
 
 
 class TextTokens(msgspec.Struct):
@@ -124,7 +121,7 @@ class PicturesResponse(OneStepResponse):
         except RequestError as error:
             if not self._started:
                 raise
-            _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
+            self._note_failure(error)
             last = event(failure_body(error), "error")
         await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 

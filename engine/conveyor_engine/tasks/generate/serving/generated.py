@@ -120,7 +120,7 @@ class GeneratedResponse(EngineResponse):
         except RequestError as error:
             if not self._started:
                 raise
-            _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
+            self._note_failure(error)
             last = self._format.write_failure(error)
         await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 

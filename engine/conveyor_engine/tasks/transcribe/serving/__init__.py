@@ -1,6 +1,5 @@
 """Serves POST /v1/audio/transcriptions and /v1/audio/translations."""
 
-import logging
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -34,7 +33,6 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_protocol.uploads import AUDIO_BYTES_MAX
 from conveyor_protocol.usage import UsedTokens
 
-_log = logging.getLogger(__name__)
 _JSON: Final = (b"content-type", b"application/json")
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -101,7 +99,7 @@ class TranscriptResponse(EngineResponse):
         except RequestError as error:
             if not self._started:
                 raise
-            _log.info("event=stream_failed id=%s error=%s", self._id, type(error).__name__)
+            self._note_failure(error)
             last = event(failure_body(error))
         await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 
