@@ -108,6 +108,8 @@ class Dispatcher:
     def release(self, ticket: Ticket, used: Work | None) -> None:
         """Free the place of a dispatched ticket that has ended. The next match gives it to another request."""
         self._release(ticket)
+        if used is None or not used.prompt_tokens + used.answer_tokens:
+            self._kept.forget(ticket.client)
         self._waiting.end(ticket, used)
 
     def _release(self, ticket: Ticket) -> None:

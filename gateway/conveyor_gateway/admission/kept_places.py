@@ -35,6 +35,11 @@ class KeptPlaces:
         if not self._num_of_client[client]:
             del self._num_of_client[client]
 
+    def forget(self, client: str) -> None:
+        """Keep no place for this client until its next request, unless another one runs."""
+        if client not in self._num_of_client:
+            self._recent.pop(client, None)
+
     def has_many(self, client: str, num_places: int) -> bool:
         """Return whether the client has a large part of the places. At most MOST_WITH_MANY clients do.
 

@@ -24,10 +24,15 @@ def estimate_work(service: Service, body: bytes, fields: QueueFields, may_genera
 
 
 def find_work(answer: EngineAnswer, expected: Work, sent_bytes: int) -> Work:
-    """Return what a request has used, without the tokens of its prompt that were cached. sent_bytes: of its answer."""
+    """Return what a request has used, without the tokens of its prompt that were cached.
+
+    An error without a report counts as no tokens. sent_bytes: of its answer.
+    """
     usage = answer.usage
     estimate = sent_bytes // (_EVENT_BYTES if answer.is_event_stream else BYTES_PER_TOKEN)
     if usage is None:
+        if answer.status >= 400:
+            return Work(0)
         return Work(expected.prompt_tokens, min(estimate, expected.answer_tokens))
     answer_tokens = usage.completion_tokens
     if answer.awaits_report:  # the client left, and the report is that of the first tokens

@@ -12,7 +12,7 @@ from tests.lines_run import count_lines
 from conveyor_gateway.admission.kept_places import MAX_RECENT, RECENT_SECONDS, KeptPlaces
 from conveyor_gateway.admission.served_tokens import MAX_DEBT_TOKENS, MAX_IDLE, Level, weigh
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.admission.ticket import Ticket, TicketState, Work
+from conveyor_gateway.admission.ticket import ONE_TOKEN, Ticket, TicketState, Work
 from conveyor_gateway.errors import QueueFull
 
 
@@ -202,12 +202,22 @@ def test_one_place_is_kept_for_two_others_up_to_a_limit(num_others: int, num_kep
     with VirtualTime(place_limit=24, most_kept=4) as run:
         for _ in range(3):  # a client that sends more counts once
             for number in range(num_others):
-                run.queue.finish(admit(run.queue, f"chat-{number}"))
+                run.queue.finish(admit(run.queue, f"chat-{number}"), ONE_TOKEN)
         for _ in range(40):
             admit(run.queue, "flood")
         assert run.queue.dispatched == 24 - num_kept
         run.now += RECENT_SECONDS
         run.queue._dispatcher.match()
+        assert run.queue.dispatched == 24
+
+
+@pytest.mark.parametrize("used", [None, Work(0)])
+def test_no_place_is_kept_for_clients_whose_requests_use_no_tokens(used: Work | None) -> None:
+    with VirtualTime(place_limit=24, most_kept=4) as run:
+        for number in range(30):
+            run.queue.finish(admit(run.queue, f"invalid-{number}"), used)
+        for _ in range(40):
+            admit(run.queue, "flood")
         assert run.queue.dispatched == 24
 
 
@@ -221,7 +231,7 @@ def test_the_number_of_remembered_clients_is_bounded() -> None:
 
 def test_the_end_of_the_time_for_others_wakes_who_waits() -> None:
     with VirtualTime(place_limit=4, num_beyond=1) as run:
-        run.queue.finish(admit(run.queue, "chat"))
+        run.queue.finish(admit(run.queue, "chat"), ONE_TOKEN)
         for _ in range(5):
             admit(run.queue, "flood")
         assert run.queue.dispatched == 3

@@ -12,10 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, begin_stream, running_engine, running_raw_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
+from conveyor_gateway.admission.ticket import Work
+from conveyor_gateway.engines.exchange import EngineAnswer
+from conveyor_gateway.relaying.work import find_work
 from conveyor_gateway.usage import MAX_REPORT_BYTES
 
 EVENTS = b"data: 1\n\ndata: [DONE]\n\n"
@@ -203,3 +207,14 @@ async def test_usage_of_another_type_in_an_answer_s_body_passes_and_harms_nobody
         for _ in range(2):
             async with http.post(stack.completions, json={"prompt": ""}) as answer:
                 assert (answer.status, await answer.text()) == (200, body)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, Work(10, 3)), (400, Work(0)), (500, Work(0))])
+async def test_an_error_of_a_runtime_that_reports_no_tokens_counts_as_no_tokens(
+    http: aiohttp.ClientSession, status: int, expected: Work
+) -> None:
+    async with (
+        running_engine(answering(web.json_response, data={}, status=status)) as engine,
+        http.post(f"http://{own_address()}:{engine.port}/v1/completions", data=b"{}") as got,
+    ):
+        assert find_work(EngineAnswer(got), Work(10, 100), 12) == expected
