@@ -105,7 +105,9 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     release.shell("kubectl apply -f conveyor.yaml", tmp_path)
     assert release.api.reachable(f"{SERVICES}/qwen")
     release.shell("helm uninstall conveyor -n conveyor-system")
-    release.shell("kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev apikeys.conveyor.dev")
+    delete = "kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev apikeys.conveyor.dev"
+    wait_until("the end of the policy", lambda: not refusal(release, f"{delete} --dry-run=server"))
+    release.shell(delete)
     wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES))
 
 

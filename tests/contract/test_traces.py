@@ -182,8 +182,10 @@ async def test_a_request_for_no_service_has_no_span(
     collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
 ) -> None:
     async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
-        for path in ("nowhere/v1/completions", "v1/nothing"):
-            async with http.post(f"{gateway.url}/{path}", json=BODY, headers={"X-Request-Id": "lost"}) as answer:
+        for path in (f"{namespace}/nothing/v1/completions", "v1/completions"):
+            async with http.post(
+                f"{gateway.url}/{path}", json={"model": "nothing", **BODY}, headers={"X-Request-Id": "lost"}
+            ) as answer:
                 assert answer.status == 404
         await post(gateway, service, **{"X-Request-Id": "found"})
         wait_for_trace(collector, "found")
