@@ -28,7 +28,7 @@ def build_tracer(program: str) -> "Tracer | None":
     try:
         from conveyor_process.otlp import Tracer
     except ImportError as error:  # a shell's variables may be meant for other programs
-        _log.warning("event=no_traces error=%s: install the extra `traces` of the package", error)
+        _log.warning("event=no_traces missing_extra=traces error=%s", error)
         return None
     try:
         return Tracer(program)

@@ -67,7 +67,7 @@ def test_without_the_extra_the_program_runs_and_warns(
     assert build_tracer("conveyor-test") is None
     (line,) = [record.getMessage() for record in caplog.records]
     assert "event=no_traces" in line
-    assert "`traces`" in line
+    assert "missing_extra=traces" in line
 
 
 def test_a_span_and_its_parts_reach_the_collector_with_their_times(collector: Collector) -> None:

@@ -95,7 +95,7 @@ class Add(_Message):
         Their arrival time is `now`, because they could not run earlier.
         """
         requests = []
-        prediction = array("I", self.packed_prediction)
+        prediction = array("I", self.packed_prediction) or ()
         for prompt in self.prompts:
             token_ids = array("I", prompt.packed_token_ids)
             hashes: list[bytes] = []

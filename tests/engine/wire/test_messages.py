@@ -66,6 +66,7 @@ def test_no_field_of_a_request_is_lost_on_the_way() -> None:
         request_id="a", party="b", prompt_token_ids=array("I", [1, 2]), payload=b"c", payload_cost=3, num_steps=2,
         group=4, params=SamplingParams(max_tokens=5), grammar="d", thinking=Thinking(1, 2, has_begun=True), level=6,
         deadline=7.0, arrival_time=8.0, cache_salt="e", adapter=9, pictures=(PictureSpan(0, 1, b"f"),),
+        prediction=array("I", [3]),
     )  # fmt: skip
     given = {name: getattr(request, name) for name in request.__struct_fields__}
     default = EngineRequest(request_id="")

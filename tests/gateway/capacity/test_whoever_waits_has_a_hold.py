@@ -46,7 +46,7 @@ def test_only_these_modules_open_connections_and_read_bodies() -> None:
     assert find_files(OPENS) == {
         "engines/connection.py",
         "engines/fetching.py",
-        "engines/session.py",
+        "engines/transport.py",
         "listening/self_check.py",
     }
     engines = {"engines/exchange.py", "engines/fetching.py", "engines/session.py"}
