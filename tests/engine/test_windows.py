@@ -61,6 +61,15 @@ def _watch_windows(core: EngineCore) -> list[int]:
     return kept
 
 
+@pytest.mark.parametrize("kind", ["gemma4_text", "gpt_oss", "ministral"])
+def test_a_step_within_the_first_block_of_which_nothing_is_sampled_gives_them_too(
+    reference: GetReference, kind: str
+) -> None:
+    ref = reference(kind)
+    core = make_core(ref, kind, max_num_seqs=1, max_num_batched_tokens=4)
+    assert answers(core, ref.prompts[:2]) == ref.answers[:2]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_preempted_requests_give_them_too(reference: GetReference, kind: str) -> None:
     ref = reference(kind)

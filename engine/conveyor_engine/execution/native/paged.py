@@ -83,7 +83,7 @@ class CacheStep:
         for step, (slots, block_tables) in zip(self.pointer, places, strict=True):
             assert (slots.dtype, block_tables.dtype) == (torch.int64, torch.int32)
             assert slots.is_contiguous()
-            assert block_tables.stride(1) == 1
+            assert block_tables.shape[1] == 1 or block_tables.stride(1) == 1
             step.slots, step.block_tables = slots.data_ptr(), block_tables.data_ptr()
             step.query_start, step.seq_lens = query_start.data_ptr(), seq_lens.data_ptr()
             step.tokens, step.num_seqs, step.table_stride = self.tokens, seq_lens.shape[0], block_tables.stride(0)
@@ -141,7 +141,7 @@ def paged_attention(
     assert query_start.dtype == seq_lens.dtype == block_tables.dtype == torch.int32
     assert query_start.is_contiguous()
     assert seq_lens.is_contiguous()
-    assert block_tables.stride(1) == 1
+    assert block_tables.shape[1] == 1 or block_tables.stride(1) == 1
     num_seqs = seq_lens.shape[0]
     out = torch.empty((tokens, num_heads, value_dim), dtype=query.dtype)
     out[int(query_start[num_seqs]) :] = 0
