@@ -111,6 +111,8 @@ class Node:
             "volumePluginDir": str(folder / "volume-plugins"),
             # The disk of a development machine may be nearly full: do not delete images or evict pods for that.
             "imageGCHighThresholdPercent": 100,
+            # Otherwise an image that was pulled from a registry would be pulled again for its local name.
+            "imagePullCredentialsVerificationPolicy": "NeverVerify",
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         }
 
