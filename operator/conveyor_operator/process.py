@@ -178,7 +178,8 @@ class Operator:
                     task.cancel()
                 await asyncio.wait([acting, *beside])
 
-            await kopf.operator(
+            ours = asyncio.all_tasks()
+            roots = await kopf.spawn_tasks(
                 # When Kopf ends, it waits up to five seconds for tasks that still run. So our tasks end before that.
                 registry=build_registry(self.resources, self.store, self.workers, session, end),
                 settings=kopf_settings,
@@ -190,6 +191,9 @@ class Operator:
                 # does not export the type of this argument.
                 identity=cast(Any, "conveyor-operator"),
             )
+            for root in roots:
+                root.add_done_callback(lambda _: session.end())  # when one of them has ended, Kopf cancels the others
+            await kopf.run_tasks(roots, ignored=ours)
             await end()  # again, because Kopf does not call `end` if it is stopped before it has started
 
     def _report_missing(self, kind: ObjectKind, is_missing: bool) -> None:

@@ -221,8 +221,6 @@ class Stage:
     def kill(self, life: RunningOperator) -> None:
         """Cut the operator off from the API server and end it. What it does after that has no effect."""
         self.proxy.sever()
-        # Kopf loses a cancellation that comes while a watch ends (`streaming_block`), and then never ends.
-        time.sleep(0.3)
         with contextlib.suppress(Exception):
             life.stop()
 

@@ -44,6 +44,7 @@ class KopfSession:
         self._credentials: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self._following: asyncio.Task[None] | None = None
+        self._is_ending = False
         self._open: WeakSet[aiohttp.ClientResponse] = WeakSet()
         self._collections: dict[str, tuple[ObjectKind, str | None]] = {
             kind.path(namespace): (kind, namespace)
@@ -70,6 +71,13 @@ class KopfSession:
         session = cast(aiohttp.ClientSession, _Session(self._session))
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
+    def end(self) -> None:
+        """Cancel each task of Kopf that sends another request. Called when Kopf begins to stop.
+
+        Kopf cancels its watches then, but suppresses the cancellation of a watch that just ends (docs/adr/0185).
+        """
+        self._is_ending = True
+
     async def aclose(self) -> None:
         """Close the session and its watches, which would otherwise never end. May be called at any time, and twice."""
         for response in list(self._open):
@@ -86,6 +94,8 @@ class KopfSession:
 
         Kopf would end with a traceback if a CRD is deleted, so wait here until the API server serves the kind again.
         """
+        if self._is_ending:
+            raise asyncio.CancelledError
         response = await handler(request)
         query = request.url.query
         assert self._credentials is not None, "there was a login"

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +14,7 @@ from tests.operator.stage import Stage, wait_until
 from conveyor_operator.kinds import AUTOSCALER, POD
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.metrics import Metrics
-from conveyor_operator.process import Operator
+from conveyor_operator.process import Operator, run_operator
 
 
 def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
@@ -55,3 +57,26 @@ async def test_the_operator_is_ready_again_although_kopf_gave_up_the_request_tha
         assert health.obstacle == "the CRD horizontalpodautoscalers.autoscaling was deleted"
         await read(AUTOSCALER.path(namespace))
         assert not health.obstacle
+
+
+async def test_the_operator_ends_although_each_turn_of_the_loop_ends_a_watch_while_kopf_stops(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kopf suppresses the cancellation of a watch that ends in the turn in which it is cancelled."""
+    sessions = list[KopfSession]()
+
+    class Session(KopfSession):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            sessions.append(self)
+
+    monkeypatch.setattr("conveyor_operator.process.KopfSession", Session)
+    namespaces = (stage.space.namespace, "empty", "another")
+    stop = asyncio.Event()
+    running = asyncio.create_task(run_operator(replace(stage.settings, watch_namespaces=namespaces), stop))
+    await until("all watches", lambda: sessions and len(sessions[0]._open) == len(sessions[0]._collections))
+    stop.set()
+    for response in list(sessions[0]._open):
+        response.close()
+        await asyncio.sleep(0)
+    await asyncio.wait_for(running, 30)
