@@ -28,7 +28,7 @@ class Rules:
             return not self.accounts.isdisjoint((f"{caller.namespace}/{EVERY}", caller.account))
         is_granted = caller.namespace == namespace or caller.namespace in self.key_namespaces
         services = caller.services
-        return is_granted and (f"{namespace}/{name}" in services or f"{namespace}/{EVERY}" in services)
+        return is_granted and (f"{namespace}/{EVERY}" in services or f"{namespace}/{name}" in services)
 
 
 WITHOUT_RULES = Rules()
