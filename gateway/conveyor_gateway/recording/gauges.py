@@ -82,6 +82,7 @@ class StateCollector(Collector):
         unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
         unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))
         unreadable.add_metric(("servednames",), len(self._catalog.claims.unreadable))
+        unreadable.add_metric(("apikeys",), len(self._catalog.keys.unreadable))
         yield unreadable
         silence = _gauge("watch_silence_seconds", "Time since the API server last sent data, by watch.", ("watch",))
         for name, seconds in self._readiness.silences():

@@ -37,6 +37,28 @@ def test_what_cannot_be_read_is_reported_once_and_counted_until_it_can_be_or_is_
     assert len(services.unreadable) == 0
 
 
+def test_of_a_namespace_with_many_that_cannot_be_read_a_few_are_logged_and_those_of_others_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("conveyor_kube.unreadable._MAX_COUNTED", 40)
+    services = Changes().catalog.services
+    bodies = [make_service(f"s{number}", "evil", batching={"maxBatchSize": "many"}) for number in range(50)]
+    for body in bodies * 2:
+        services.put(body)
+    services.put(make_service("bad", "good", batching={"maxBatchSize": "many"}))
+    assert len(services.unreadable) == 41
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        *["event=object_unreadable"] * 10,
+        "event=objects_unreadable",
+        "event=object_unreadable",
+    ]
+    assert "kind=service namespace=evil logged=10 consequence=more are counted and not logged" in caplog.text
+    for body in bodies:
+        services.delete(body)
+    services.delete(make_service("bad", "good"))
+    assert (len(services.unreadable), services.unreadable._keys) == (0, {})
+
+
 def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
