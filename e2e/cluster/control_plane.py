@@ -118,6 +118,11 @@ class ControlPlane:
             self.processes.stop(grace_seconds=0)  # nothing that they hold outlives the folder
             shutil.rmtree(self.folder)
 
+    @property
+    def etcd_socket(self) -> Path:
+        """Where etcd serves gRPC, and its JSON gateway over HTTP."""
+        return self.folder / "etcd.sock"
+
     def snapshot(self, folder: Path) -> None:
         """Copy etcd's data to `folder`. etcd stands still meanwhile."""
         (pid,) = [each.pid for each in self.processes.recorded() if each.name == "etcd"]
@@ -168,7 +173,7 @@ class ControlPlane:
 
     @property
     def _etcd_url(self) -> str:
-        return f"unix://{self.folder}/etcd.sock"
+        return f"unix://{self.etcd_socket}"
 
     def _etcd_command(self) -> list[str | Path]:
         return [

@@ -41,6 +41,7 @@ def proofs() -> Proofs:
         ([("Authorization", f"Bearer\t{KEY}")], None, NO_KEY),
         ([("Authorization", "")], None, NO_KEY),
         ([("Authorization", "Bearer " + "x" * 8000)], None, NO_KEY),
+        ([("X_Api_Key", KEY), ("X-Api-Key-2", KEY), ("Proxy-Authorization", f"Bearer {KEY}")], None, ""),
         ([("api-key", KEY), ("X-Goog-Api-Key", KEY), ("Cookie", f"key={KEY}")], None, ""),
     ],
 )

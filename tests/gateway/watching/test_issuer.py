@@ -97,6 +97,7 @@ ATTACKS: dict[str, Callable[[], str]] = {
     "for the API server": lambda: SIGNER.sign(aud=["https://kubernetes.default.svc"]),
     "for nobody": lambda: SIGNER.sign(aud=None),
     "for somebody whose name begins alike": lambda: SIGNER.sign(aud=["conveyor2", "convey"]),
+    "a gateway's for engines, replayed": lambda: SIGNER.sign(aud=["conveyor/apps"]),
     "of another issuer": lambda: SIGNER.sign(iss="https://accounts.example.com"),
     "of no issuer": lambda: SIGNER.sign(iss=None),
     "of a person": lambda: SIGNER.sign(sub="jane"),

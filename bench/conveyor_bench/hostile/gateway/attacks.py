@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tests.gateway.cluster import make_service
@@ -41,8 +42,12 @@ class Stage:
     ports: list[int]
     rate: int
     api: Api
+    kubeconfig: Path
+    etcd: Path  # its socket
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     job_mib: float = 0.0  # of the largest job, if the attack runs some
+    start_seconds: float = 0.0  # of another gateway, if the attack starts one
+    num_lines: int = 0  # the most that a gateway logged, if the attack counts them
 
     async def connect(
         self, port: int, sent: bytes = b"", receive_bytes: int = 0, address: str = ATTACKER

@@ -38,6 +38,7 @@ from conveyor_bench.hostile.gateway.attacks import (
     Stage,
 )
 from conveyor_bench.hostile.gateway.jobs import JOBS
+from conveyor_bench.hostile.gateway.keys import KEYS
 from conveyor_bench.hostile.gateway.others import Taken, Targets
 from conveyor_bench.hostile.others import Others
 from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
@@ -51,6 +52,7 @@ from e2e.cluster.paths import CACHE
 MODEL = CACHE / "models" / "demo"
 TIMEOUT_SECONDS = 3  # of the hostile service
 JOB_MIB = 512  # the limit of the pod in docs/jobs.md
+START_SECONDS, MAX_LINES = 120, 30  # of a gateway beside 100,000 APIKeys of one namespace
 COMPARED = CLIENTS | JOBS
 
 
@@ -123,7 +125,7 @@ def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], pl
 async def take_places(stage: Stage, name: str) -> float:
     """Run the attack. Returns the seconds from its beginning until the hostile service has no request in flight."""
     began = time.monotonic()
-    await ATTACKS[name](stage)
+    await (ATTACKS | KEYS)[name](stage)
     while time.monotonic() < began + 60:
         status, text = await asyncio.to_thread(stage.gateway.admin, "/demand")
         if status == 200 and not json.loads(text)["services"][HOSTILE]["in_flight"]:
@@ -145,7 +147,11 @@ async def attack(stage: Stage, others: Others[Taken], name: str, seconds: float)
             await asyncio.sleep(0.1)
             peak = max(peak, resident_mib(pid))
         beside = await asyncio.to_thread(others.read)
-        return judge(name, alone, beside, (before, peak), await attacking)
+        bars = judge(name, alone, beside, (before, peak), await attacking)
+        if name in KEYS:
+            bars.append(Bar(name, "another gateway's start, s", 0, stage.start_seconds, START_SECONDS))
+            bars.append(Bar(name, "lines in a gateway's log", 0, stage.num_lines, MAX_LINES))
+        return bars
 
 
 async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str, seconds: float) -> list[Bar]:
@@ -222,15 +228,15 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         targets = Targets(service, urls, str(plane.kubeconfig), value_path("default"))
         others = stack.enter_context(Others("gateway.others", targets, Taken))
         stages = (
-            Stage(elsewhere, [], rate, api),
-            Stage(gateway, [*probes, metrics.https_port], rate, api),
+            Stage(elsewhere, [], rate, api, plane.kubeconfig, plane.etcd_socket),
+            Stage(gateway, [*probes, metrics.https_port], rate, api, plane.kubeconfig, plane.etcd_socket),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_attacks(stages, others, names, seconds))
 
 
 def main(argv: Sequence[str]) -> int:
-    names = [*ATTACKS, *COMPARED]
+    names = [*ATTACKS, *COMPARED, *KEYS]  # the keys stay, so they come last
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench hostile", description=__doc__)
     parser.add_argument("attacks", nargs="*", metavar="attack", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack")
