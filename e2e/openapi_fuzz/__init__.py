@@ -1,6 +1,5 @@
 """Sends generated requests to each route of an OpenAPI document, and checks the responses: `python -m
 e2e.openapi_fuzz`.
 
-Schemathesis generates the requests, in its own environment. One engine for each task serves a model of
-`make offline-models`.
+Schemathesis generates the requests, in its own environment. One engine for each task serves a tiny random model.
 """

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.engine.processes import EngineServer
-
 from e2e.cluster.paths import REPOSITORY
 from e2e.openapi_fuzz.documents import (
     Route,
@@ -27,7 +25,8 @@ from e2e.openapi_fuzz.documents import (
     read_document,
     simplify,
 )
-from e2e.openapi_fuzz.engines import ENGINES, REQUEST_SECONDS_MAX, started
+from e2e.openapi_fuzz.engines import Door, started
+from e2e.openapi_fuzz.models import MODELS, REQUEST_SECONDS_MAX
 from e2e.openapi_fuzz.tool import CHECKS, OWN_CHECKS, Result, Tool, install
 
 OUT = REPOSITORY / "build" / "openapi-fuzz"
@@ -36,24 +35,23 @@ FEWER = 100  # routes that an engine does not answer, or that an earlier one has
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.openapi_fuzz", description=__doc__)
-    parser.add_argument(
-        "model", nargs="*", metavar="MODEL", help=f"engines to run: {', '.join(ENGINES)} (default: all)"
-    )
+    parser.add_argument("model", nargs="*", metavar="MODEL", help=f"models to run: {', '.join(MODELS)} (default: all)")
     parser.add_argument("--cases", type=int, default=5000, metavar="N", help="cases for each route (default: 5000)")
     parser.add_argument("--route", action="append", metavar="PATH", help="only this path; may be repeated")
+    parser.add_argument("--gateway", action="store_true", help="send requests with a key through the gateway")
     parser.add_argument("--document", type=Path, metavar="FILE", help="another API's document (JSON or YAML)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="routes at a time (default: one a core)")
     parser.add_argument("--route-seconds-max", type=float, default=3600.0, help="longest time of a route")
     flags = parser.parse_args()
-    if unknown := set(flags.model) - ENGINES.keys():
+    if unknown := set(flags.model) - MODELS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     begin, program = time.monotonic(), install()
     results: list[Result] = []
     tested: set[Route] = set()
     unserved: set[str] = set()
-    for model in flags.model or ENGINES:
-        with started(model) as server:
-            for result in _test(server, model, program, flags, tested, unserved):
+    for model in flags.model or MODELS:
+        with started(model, with_gateway=flags.gateway) as door:
+            for result in _test(door, model, program, flags, tested, unserved):
                 _report_result(result)
                 results.append(result)
     _report_table(results)
@@ -63,7 +61,7 @@ def main() -> int:
 
 
 def _test(
-    server: EngineServer,
+    door: Door,
     model: str,
     program: Path,
     flags: argparse.Namespace,
@@ -71,11 +69,11 @@ def _test(
     unserved: set[str],
 ) -> Iterator[Result]:
     """Test all routes of one engine. Adds those it answers to `tested`; with `--document`, the others to `unserved`."""
-    own: dict[str, Any] = server.get("/openapi.json").json()
+    own: dict[str, Any] = door.http.get("/openapi.json").json()
     document = simplify(own) if flags.document is None else read_document(flags.document)
     known = {route.pattern for route in find_routes(own)}
     routes = [route for route in find_routes(document) if route.pattern in known]
-    answered = set(find_answered(server, model, routes))
+    answered = set(find_answered(door.http, model, routes))
     if flags.document is not None:
         unserved |= {str(route) for route in find_routes(document) if route not in answered}
         routes = [route for route in routes if route in answered]
@@ -85,8 +83,8 @@ def _test(
     add_examples(document, values)
     checks = OWN_CHECKS if flags.document is None else CHECKS
     tool = Tool(
-        program, model, server.url, document, folder, checks, 2 * REQUEST_SECONDS_MAX,
-        flags.route_seconds_max,
+        program, model, door.url, door.http.headers.get("authorization"), document, folder, checks,
+        2 * REQUEST_SECONDS_MAX, flags.route_seconds_max,
     )  # fmt: skip
     # The Open Inference Protocol's document has no status for a model that does not exist.
     tool.configure(values, 0.8 if flags.document is None else 1.0)
@@ -94,16 +92,18 @@ def _test(
     with ThreadPoolExecutor(flags.workers) as pool:
         new = [route for route in chosen if route in answered and route not in tested]
         others = [route for route in chosen if route not in new]
-        runs = [pool.submit(tool.run, route, flags.cases) for route in new]
+        runs = [pool.submit(tool.run, route, flags.cases) for route in new if route.method == "POST"]
+        if bodiless := [route for route in new if route.method != "POST"]:
+            runs.append(pool.submit(tool.run_without_bodies, bodiless, flags.cases))
         if others:
             runs.append(pool.submit(tool.run_briefly, others, max(1, flags.cases // FEWER)))
         for run in runs:
             result = run.result()
-            if server.process.poll() is not None or server.get("/readyz").status_code != 200:
-                result.failures.append("the engine is not ready any more")
+            if not door.is_ready():
+                result.failures.append("the service is not ready any more")
             yield result
     tested |= set(new)
-    (folder / "engine.log").write_text(server.log)
+    (folder / "engine.log").write_text(door.read_log())
 
 
 def _values(parameter: str, model: str) -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
-from tests.engine.processes import EngineServer
 from tests.openapi import find_references
 
 METHODS = ("get", "post", "delete", "put", "patch")
@@ -92,7 +92,7 @@ def find_path_parameters(document: dict[str, Any]) -> set[str]:
     return {name for path in document["paths"] for name in re.findall(r"\{([^}]*)\}", path)}
 
 
-def find_answered(server: EngineServer, model: str, routes: list[Route]) -> Iterator[Route]:
+def find_answered(http: httpx.Client, model: str, routes: list[Route]) -> Iterator[Route]:
     """Yield the routes that the engine's task has. For the others it responds with the error `wrong_task`."""
     for route in routes:
         if route.path == "/place":  # not called here, because it waits for a place
@@ -100,6 +100,6 @@ def find_answered(server: EngineServer, model: str, routes: list[Route]) -> Iter
             continue
         path = re.sub(r"\{[^}]*version[^}]*\}", "1", route.path, flags=re.IGNORECASE)
         path = re.sub(r"\{[^}]*\}", model, path)
-        answer = server.post(path, {}) if route.method == "POST" else server.get(path)
+        answer = http.post(path, json={}) if route.method == "POST" else http.get(path)
         if "wrong_task" not in answer.text:
             yield route

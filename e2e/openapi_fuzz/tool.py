@@ -60,6 +60,7 @@ class Tool:
     program: Path
     engine: str
     url: str
+    authorization: str | None
     document: dict[str, Any]
     folder: Path  # of the configuration, the logs and the reports
     checks: Sequence[str]
@@ -84,6 +85,10 @@ class Tool:
         name = f"{route.method}{route.path.replace('/', '_')}"
         return self._run(name, str(route), [route], "examples,coverage,fuzzing", cases)
 
+    def run_without_bodies(self, routes: Sequence[Route], cases: int) -> Result:
+        """Run the same for each of the routes, which have no bodies, with one result for all."""
+        return self._run("bodiless", f"{len(routes)} routes without a body", routes, "examples,coverage,fuzzing", cases)
+
     def run_briefly(self, routes: Sequence[Route], cases: int) -> Result:
         """Run about this many generated cases for each of the routes, with one result for all."""
         return self._run("others", f"{len(routes)} other routes", routes, "fuzzing", cases)
@@ -95,7 +100,9 @@ class Tool:
         with (self.folder / f"{name}.log").open("w") as log:
             process = programs.start(
                 self.program, "--config-file", "schemathesis.toml", "run", document, "--url", self.url,
-                *(f"--include-name={route}" for route in routes), "--checks", ",".join(self.checks),
+                *(f"--include-name={route}" for route in routes),
+                *(("--header", f"Authorization: {self.authorization}") if self.authorization else ()),
+                "--checks", ",".join(self.checks),
                 "--phases", phases, "--max-examples", str(cases), "--continue-on-failure",
                 "--request-timeout", f"{self.request_seconds_max:g}", "--suppress-health-check", "all",
                 "--generation-database", "none", "--no-color", "--warnings", "off", "--no-shrink",

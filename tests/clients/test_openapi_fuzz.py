@@ -3,7 +3,9 @@
 import json
 
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_protocol.tasks import TASKS
 from e2e.openapi_fuzz.documents import Route, restrict, simplify
+from e2e.openapi_fuzz.models import MODELS
 from e2e.openapi_fuzz.tool import Result, _read
 
 INFER = Route("POST", "/v2/models/{model}/infer")
@@ -29,3 +31,7 @@ def test_a_report_s_failures_and_errors_are_found() -> None:
     )
     assert (result.cases, result.failures) == (7, ["Server error (2)", "Schema Error"])
     assert json.loads(json.dumps(result.as_json()))["route"] == str(INFER)
+
+
+def test_each_task_has_a_model() -> None:
+    assert {model.task for model in MODELS.values()} == set(TASKS)

@@ -22,13 +22,19 @@ class AgentServer(EngineServer):
     begin = end = 0
 
 
+def write_agent_model(directory: Path) -> Tokenizer:
+    """Write the whole model. Returns its tokenizer."""
+    path = str(write_chat_model(directory) / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    tokenizer.save(path)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return tokenizer
+
+
 def start_agent(folder: Path) -> AgentServer:
     """Start the server, for use in `with`. It is not ready yet."""
-    model = write_chat_model(folder / "tiny")
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
-    tokenizer.save(str(model / "tokenizer.json"))
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    server = AgentServer(folder, model, max_num_seqs=2)
+    tokenizer = write_agent_model(folder / "tiny")
+    server = AgentServer(folder, folder / "tiny", max_num_seqs=2)
     server.begin, server.end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
     return server
