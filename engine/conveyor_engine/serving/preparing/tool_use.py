@@ -4,7 +4,7 @@ Used by the schemas of requests, and by `prompts` and the task that generates te
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
 from conveyor_engine.text.parsing.call_syntax import build_form_in_channels
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.formats import FORMATS, build_call_or_form, find_forced
+from conveyor_engine.text.schema.arguments import find_strings
 from conveyor_engine.text.tags import FindToken
 
 SCHEMA_CHARACTERS_MAX = 64 * 1024
@@ -153,10 +154,11 @@ class ToolUse(NamedTuple):
             )
         name = find_forced(dialect.tool_format)[0] if self.choice == "required" else dialect.tool_format
         assert name
-        strings = {each.name: list(_find_strings(each.tool)) for each in self.callable_tools}
+        schemas = {each.name: each.tool.function.schema_of_arguments for each in self.callable_tools}
+        needs_schemas = FORMATS[name].needs_schemas
         return Parsing(
             tool_format=name,
-            strings=strings if FORMATS[name].needs_schemas else {},
+            strings={tool: find_strings(schema) for tool, schema in schemas.items()} if needs_schemas else {},
             only_one_call=self.only_one_call,
             call_ids=FORMATS[dialect.tool_format].call_ids if dialect.tool_format else "random",
             num_earlier_calls=num_earlier_calls,
@@ -219,18 +221,3 @@ def _find_one(chosen: Sequence[Offered], name: str) -> Offered:
         names = ", ".join(each.name for each in chosen[:4])
         raise PydanticCustomError("tool_choice", f"tool_choice must name one tool; use one of these names: {names}")
     return found
-
-
-def _find_strings(tool: Tool) -> Iterator[str]:
-    """Yield the names of the arguments that can only be strings, according to the tool's schema."""
-    properties = tool.function.schema_of_arguments.get("properties")
-    for name, schema in properties.items() if isinstance(properties, dict) else ():
-        if isinstance(schema, dict) and _is_string(schema):
-            yield name
-
-
-def _is_string(schema: Mapping[str, Any]) -> bool:
-    if "type" in schema:
-        return schema["type"] in ("string", ["string"])
-    values = schema.get("enum")
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)

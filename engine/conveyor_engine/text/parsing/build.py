@@ -1,6 +1,6 @@
 """Builds the parser of an answer for the needs of its request and its model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, OutputPa
 from conveyor_engine.text.parsing.machine import Machine, Program, read_content
 from conveyor_engine.text.parsing.thinking import GPT_OSS, MARKS, build_thinking
 from conveyor_engine.text.parsing.unwrapped import Unwrapped
+from conveyor_engine.text.parsing.xml_calls import Strings
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -18,7 +19,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tool_format: str = ""  # the format of tool calls; "": calls are not parsed
     thinking: str = ""  # a key of `MARKS`; "": thinking is not parsed
     has_begun_thinking: bool = False  # whether the prompt ends within the thinking
-    strings: Mapping[str, Sequence[str]] = {}  # the string arguments of each tool, if the format needs them
+    strings: Strings = {}  # if the format needs them
     only_one_call: bool = False
     texts: Sequence[str] = ()  # the tools whose calls have a text, `input`, in place of arguments
     call_ids: CallIds = "random"

@@ -15,7 +15,7 @@ from conveyor_engine.text.parsing.gemma import Gemma
 from conveyor_engine.text.parsing.interface import CallIds
 from conveyor_engine.text.parsing.machine import Program
 from conveyor_engine.text.parsing.pythonic import Pythonic
-from conveyor_engine.text.parsing.xml_calls import XmlSyntax
+from conveyor_engine.text.parsing.xml_calls import Strings, XmlSyntax
 from conveyor_engine.text.tags import FindToken, quote
 
 
@@ -270,10 +270,10 @@ def build_call_or_form(name: str, tools: Sequence[str], form: str, find_token: F
     return embed_form(f"{start}\n{_REST}\n{leading}", form)
 
 
-def build_program(name: str, strings: Mapping[str, Sequence[str]]) -> Program:
-    """Return the program that parses a format's calls. `strings`: the string arguments of each tool, by its schema."""
+def build_program(name: str, strings: Strings) -> Program:
+    """Return the program that parses a format's calls."""
     reads = FORMATS[name].reads
     assert reads, "the format is not read by its calls alone"
     if isinstance(reads, XmlSyntax):
-        return reads.build({tool: frozenset(keys) for tool, keys in strings.items()})
+        return reads.build(strings)
     return reads.build()

@@ -4,12 +4,15 @@ An argument's text becomes JSON. It becomes a string if the tool's schema says s
 """
 
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from conveyor_engine.text.parsing.machine import END, Program, Reading, Write, read_until, skip_space
+from conveyor_engine.text.schema.keywords import type_of
 
+# The arguments of each tool that may be strings, with the other types that each may have, by the tool's schema.
+Strings = Mapping[str, Mapping[str, Collection[str]]]
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -28,15 +31,15 @@ class XmlSyntax:
     value: str = ""  # a mark between the end of an argument's name and its text
     string_mark: str = ""  # text in front of that mark if the argument is a string; line breaks then belong to it
 
-    def build(self, strings: Mapping[str, Set[str]]) -> Program:
-        """Return the program that parses an answer. `strings`: the string arguments of each tool, by its schema."""
+    def build(self, strings: Strings) -> Program:
+        """Return the program that parses an answer."""
         return _XmlCalls(self, strings).read
 
 
 class _XmlCalls:
     """The parser of one answer."""
 
-    def __init__(self, syntax: XmlSyntax, strings: Mapping[str, Set[str]]) -> None:
+    def __init__(self, syntax: XmlSyntax, strings: Strings) -> None:
         self._syntax = syntax
         self._strings = strings
 
@@ -77,7 +80,7 @@ class _XmlCalls:
             return False, END if end == END else None
         write("tool_call", tool)
         write("arguments", "{")
-        yield from self._read_arguments(write, self._strings.get(tool, frozenset()), end)
+        yield from self._read_arguments(write, self._strings.get(tool, {}), end)
         return True, None
 
     @property
@@ -85,7 +88,7 @@ class _XmlCalls:
         syntax = self._syntax
         return (syntax.name_end,) if syntax.name_end else (syntax.parameter, syntax.function_end)
 
-    def _read_arguments(self, write: Write, strings: Set[str], mark: str) -> Reading[None]:
+    def _read_arguments(self, write: Write, strings: Mapping[str, Collection[str]], mark: str) -> Reading[None]:
         """Read the arguments. mark: that behind the tool's name."""
         separator, syntax = "", self._syntax
         while True:
@@ -103,18 +106,22 @@ class _XmlCalls:
             if mark == END:
                 return
             key = "".join(name).strip()
-            is_string = key in strings or bool(syntax.string_mark and syntax.string_mark in "".join(attributes))
+            is_marked = bool(syntax.string_mark) and syntax.string_mark in "".join(attributes)
+            others = () if is_marked else strings.get(key)
             write("arguments", f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            yield from self._read_value(partial(write, "arguments"), is_string=is_string)
+            yield from self._read_value(partial(write, "arguments"), others)
 
-    def _read_value(self, write: Callable[[str], None], *, is_string: bool) -> Reading[None]:
-        """Read one argument, without the line breaks around it."""
+    def _read_value(self, write: Callable[[str], None], others: Collection[str] | None) -> Reading[None]:
+        """Read one argument, without the line breaks around it.
+
+        others: the types besides string that it may have; empty: it is a string; None: unknown.
+        """
         ends = (self._syntax.parameter_end,)
         line_break = "" if self._syntax.string_mark else "\n"
         character = yield
         first = None if character == "\n" == line_break else character
-        if is_string:
+        if others is not None and not others:
             write('"')
             space, end = yield from read_until(lambda text: write(escape(text)), ends, first)
             if end != END:
@@ -123,16 +130,17 @@ class _XmlCalls:
         texts: list[str] = []
         space, end = yield from read_until(texts.append, ends, first)
         if end != END:
-            write(as_json("".join(texts) + space.removesuffix("\n")))
+            write(as_json("".join(texts) + space.removesuffix("\n"), others))
 
 
-def as_json(text: str) -> str:
-    text = _WORDS.get(text, text)
+def as_json(text: str, others: Collection[str] | None = None) -> str:
+    """Return the text if it is JSON of one of the types, otherwise as a string. None: of any type."""
+    word = _WORDS.get(text, text)
     try:
-        json.loads(text, parse_constant=_refuse)
+        value = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return f'"{escape(text)}"'
-    return text
+    return word if others is None or type_of(value) in others else f'"{escape(text)}"'
 
 
 def _refuse(_: str) -> None:

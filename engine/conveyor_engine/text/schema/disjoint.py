@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-_KINDS: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+from conveyor_engine.text.schema.keywords import TYPES, type_of
+
 _STEPS_MAX: Final = 5_000  # comparisons for one `oneOf`
 _DEPTH_MAX: Final = 16  # levels of properties and references that are compared
 # For each kind: keywords of the lowest and of the highest value or length, and whether the bound itself is excluded.
@@ -144,8 +145,8 @@ def _values(view: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _kinds(view: Mapping[str, Any]) -> frozenset[str]:
-    kinds = view.get("type", _KINDS)
-    return frozenset([kinds] if isinstance(kinds, str) else kinds) & _KINDS
+    kinds = view.get("type", TYPES)
+    return frozenset([kinds] if isinstance(kinds, str) else kinds) & TYPES
 
 
 def _common_kinds(mine: frozenset[str], other: frozenset[str]) -> set[str]:
@@ -188,7 +189,7 @@ def _lacks(closed: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _rejects(view: Mapping[str, Any], value: Any) -> bool:
     """Return whether the value is certainly not valid."""
-    kind = _kind_of(value)
+    kind = type_of(value)
     kinds = _kinds(view)
     if kind not in kinds and not (kind == "integer" and "number" in kinds):
         return True
@@ -214,23 +215,6 @@ def _rejects_simply(schema: Any, value: Any) -> bool:
         return True
     is_plain = isinstance(schema, Mapping) and "$ref" not in schema
     return is_plain and _rejects({**schema, "_patterns": False}, value)
-
-
-def _kind_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "integer" if value.is_integer() else "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
 
 
 def _plain(value: Any) -> Any:

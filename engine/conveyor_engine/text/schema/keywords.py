@@ -7,6 +7,7 @@ from typing import Any, Final
 from conveyor_engine.text.schema.problems import SchemaError
 
 KINDS: Final = ("null", "boolean", "number", "string", "array", "object")
+TYPES: Final = frozenset({*KINDS, "integer"})
 _TYPES: Final = frozenset({*KINDS, "integer"})
 
 
@@ -139,13 +140,20 @@ def is_whole(schema: Mapping[str, Any]) -> bool:
 
 def kind_of(value: Any) -> str:
     """Return the kind of a JSON value."""
+    return "number" if (name := type_of(value)) == "integer" else name
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a JSON value; that of 1.0 is `integer`."""
     match value:
         case None:
             return "null"
         case bool():
             return "boolean"
-        case int() | float():
-            return "number"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
         case str():
             return "string"
         case list():

@@ -25,8 +25,9 @@ from tests.engine.text.parsing.examples import (
 from conveyor_engine.text.parsing.build import Parsing, build_parser
 from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, FORMATS, find_format
 from conveyor_engine.text.parsing.interface import Part
+from conveyor_engine.text.parsing.xml_calls import Strings
 
-STRINGS = {"get_weather": ["city"], "write": ["text"]}
+STRINGS: Strings = {"get_weather": {"city": []}, "write": {"text": []}}
 
 
 def read(tool_format: str, chunks: list[str], **fields: Any) -> list[Part]:
@@ -184,3 +185,24 @@ def test_any_chunks_of_any_text_give_the_same_parts(tool_format: str) -> None:
 )  # fmt: skip
 def test_a_chat_template_reports_its_format(template: str, found: str | None) -> None:
     assert find_format(template) == found
+
+
+@pytest.mark.parametrize(
+    ("others", "text", "expected"),
+    [
+        ([], "123", "123"),
+        (["null"], "123", "123"),  # a postcode, where the schema allows a string or null
+        (["null"], '"quoted"', '"quoted"'),
+        (["null"], "null", None),
+        (["integer", "null"], "123", 123),
+        (["integer"], "1.5", "1.5"),
+        (["object"], '{"a": 1}', {"a": 1}),
+        (["array"], "{not json", "{not json"),
+    ],
+)
+def test_an_argument_of_several_types_is_a_string_unless_it_is_json_of_another_type(
+    others: list[str], text: str, expected: Any
+) -> None:
+    answer = f"<tool_call>\n<function=find>\n<parameter=code>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    parser = build_parser(Parsing(tool_format="qwen3_coder", strings={"find": {"code": others}}))
+    assert calls_of(join_parts(parser, list(answer))) == [("find", {"code": expected})]
