@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import StreamReader
@@ -18,7 +18,9 @@ from aiohttp.web import BaseRequest, RequestPayloadError
 from conveyor_gateway.capacity.ledger import Hold, build_memory_full
 from conveyor_gateway.errors import Code, GatewayError
 from conveyor_protocol.gzip_bodies import BadGzip, Gunzip, is_gzip
+from conveyor_protocol.surrogates import replace_lone_surrogates
 
+T = TypeVar("T")
 # The gateway parses no longer bodies. `python -m conveyor_bench loop` measures what parsing costs (ADR 125).
 MAX_ROUTED_BYTES: Final = 1 << 20
 # A body below this rate is rejected after a grace period. A body that is complete by then is fast enough.
@@ -144,13 +146,23 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 _MAX_PLACES: Final = 2  # places of a body that are tried as its `model`, each of which costs as much as `read_model`
 
 
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body, which may have lone surrogates: engines replace them. Raises msgspec.DecodeError."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return decoder.decode(replace_lone_surrogates(body))
+
+
 def read_model(body: bytes) -> str:
     """Return the `model` of the JSON object in `body`, for requests that are routed by their body.
 
     Raises GatewayError.
     """
     try:
-        model = _BODY.decode(body).model
+        model = decode(_BODY, body).model
     except msgspec.ValidationError:
         raise GatewayError("the body must be a JSON object", Code.INVALID_JSON) from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -172,7 +184,7 @@ _STREAMED: Final = msgspec.json.Decoder(_Streamed)
 def requests_stream(body: bytes) -> bool:
     """Return whether a body requests an event stream. False if it exceeds MAX_ROUTED_BYTES or cannot be parsed."""
     try:
-        return len(body) <= MAX_ROUTED_BYTES and _STREAMED.decode(body).stream
+        return len(body) <= MAX_ROUTED_BYTES and decode(_STREAMED, body).stream
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
 
@@ -212,7 +224,7 @@ def read_queue_fields(body: bytes) -> QueueFields:
     If a field is invalid, no field is used: the engine then rejects the request.
     """
     try:
-        return _QUEUE_FIELDS.decode(body) if len(body) <= MAX_ROUTED_BYTES else NO_FIELDS
+        return decode(_QUEUE_FIELDS, body) if len(body) <= MAX_ROUTED_BYTES else NO_FIELDS
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return NO_FIELDS
 
@@ -224,7 +236,7 @@ def rename_model(body: bytes, model: str) -> bytes:
     GatewayError.
     """
     wanted = msgspec.json.encode(model)
-    written = bytes(memoryview(_BODY.decode(body).model))
+    written = bytes(memoryview(decode(_BODY, body).model))
     for place in islice(re.finditer(rb'"model"\s*:\s*' + re.escape(written), body), _MAX_PLACES):
         start = place.end() - len(written)
         renamed = b"".join((memoryview(body)[:start], wanted, memoryview(body)[place.end() :]))
@@ -237,6 +249,6 @@ def rename_model(body: bytes, model: str) -> bytes:
 def names_model(body: bytes, model: bytes) -> bool:
     """Return whether the `model` of a body is written like this."""
     try:
-        return memoryview(_BODY.decode(body).model) == model
+        return memoryview(decode(_BODY, body).model) == model
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False

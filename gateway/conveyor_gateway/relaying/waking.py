@@ -10,7 +10,7 @@ import msgspec
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, find_endpoint
 from conveyor_gateway.errors import Code, GatewayError
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES
+from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, decode
 from conveyor_gateway.routing import Route
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.tasks import TASKS
@@ -55,7 +55,7 @@ def _read_object(body: bytes) -> msgspec.Struct | None:
     """
     try:
         if len(body) <= MAX_ROUTED_BYTES:
-            return _OBJECT.decode(body)
+            return decode(_OBJECT, body)
         is_object = _BEGINS_OBJECT.match(body, 0, MAX_ROUTED_BYTES) is not None
     except (msgspec.DecodeError, RecursionError):
         is_object = False

@@ -6,7 +6,14 @@ import tracemalloc
 import pytest
 
 from conveyor_gateway.errors import GatewayError
-from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_model, rename_model
+from conveyor_gateway.relaying.bodies import (
+    MAX_ROUTED_BYTES,
+    NO_FIELDS,
+    read_model,
+    read_queue_fields,
+    rename_model,
+    requests_stream,
+)
 from conveyor_gateway.relaying.forms import rename_model_field
 from conveyor_gateway.relaying.long_bodies import find_long_model
 
@@ -33,6 +40,14 @@ def test_a_body_without_a_model_to_read_is_refused(body: bytes, code: str) -> No
         read_model(body)
     assert caught.value.code == code
     assert caught.value.status == 400
+
+
+def test_a_body_with_a_lone_surrogate_is_routed_and_its_engine_replaces_it() -> None:
+    body = rb'{"messages": [{"content": "\ud83d..."}], "model": "a/b", "stream": true}'
+    assert read_model(body) == "a/b"
+    assert rename_model(body, "q") == body.replace(b"a/b", b"q")
+    assert requests_stream(body)
+    assert read_queue_fields(body).messages != NO_FIELDS.messages
 
 
 MIB = b"x" * MAX_ROUTED_BYTES

@@ -1,6 +1,6 @@
 """Parses multipart/form-data bodies into fields and files, with limits. Runs in workers; used by tasks with files."""
 
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
@@ -55,7 +55,7 @@ def parse_form(
     if not parts.files:
         raise InvalidRequest(f"{file_field} is missing", param=file_field)
     try:
-        fields = schema.model_validate({**parts.fields, **parts.lists}, strict=False)
+        fields = schema.model_validate(parts.given, strict=False)
     except ValidationError as error:
         raise invalid_request(error) from None
     model.find_adapter(fields.model)
@@ -71,6 +71,12 @@ class _Parts:
         self.lists: dict[str, list[str]] = {}  # fields whose names end with [] may come several times
         self.files: list[bytes] = []
         self.is_whole = False
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields. A form has no null, so those without text count as absent: pages send what users leave empty."""
+        lists = {name: list(filter(None, texts)) for name, texts in self.lists.items()}
+        return {name: value for each in (self.fields, lists) for name, value in each.items() if value}
 
     def begin(self) -> None:
         self._headers: dict[bytes, bytes] = {}

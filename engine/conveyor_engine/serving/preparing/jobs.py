@@ -21,6 +21,7 @@ from conveyor_engine.text.parsing.dialect import NO_DIALECT, Dialect
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.worker import INPUTS_MAX, Job, Part, ServedAdapter
+from conveyor_protocol.surrogates import replace_lone_surrogates
 
 Fields = TypeVar("Fields", bound=ModelFields)
 # A body that escapes letters of these is prepared with the limits for texts.
@@ -71,9 +72,9 @@ class ServedModel:
     def find_adapter(self, name: str | None) -> str:
         """Return the name of the adapter that this name selects; "": none. Raises UnknownModel.
 
-        An adapter's own name selects it too, as in vLLM.
+        An adapter's own name selects it too, and an empty name counts as absent, as in vLLM.
         """
-        if name is None or name == self.name:
+        if not name or name == self.name:
             return ""
         own = name if name in self.adapters else self.adapter_in(name)
         if own in self.adapters and name in (own, self.full_name(own)):
@@ -161,7 +162,7 @@ def has_plain_kinds(task: str) -> bool:
 def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
     """Parse and validate a JSON body. Raises InvalidRequest or UnknownModel."""
     try:
-        content = from_json(body)  # takes less memory than pydantic's own objects for the same bytes
+        content = _read_json(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code=ErrorCode.INVALID_JSON) from None
     try:
@@ -170,6 +171,16 @@ def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
         raise invalid_request(error) from None
     model.find_adapter(fields.model)
     return fields
+
+
+def _read_json(body: bytes) -> Any:
+    """Return the content. It takes less memory than pydantic's own objects for the same bytes."""
+    try:
+        return from_json(body)
+    except ValueError:
+        if (mended := replace_lone_surrogates(body)) == body:
+            raise
+    return from_json(mended)
 
 
 def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:

@@ -50,6 +50,23 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) 
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
 
 
+def test_a_lone_surrogate_in_the_history_becomes_the_replacement_character(server: EngineServer) -> None:
+    """Agents that cut a text within an emoji send it again in each turn."""
+
+    def count(content: bytes) -> int:
+        body = b'{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 1}' % content
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    assert count(rb"the \ud83d...") == count(rb"the \ufffd...")
+
+
+def test_an_empty_model_counts_as_absent(client: OpenAI) -> None:
+    """As clients send it whose users enter none; so does vLLM."""
+    assert client.chat.completions.create(model="", messages=MESSAGES, max_tokens=1).model == "tiny"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_have_bytes_and_alternatives(client: OpenAI, stream: bool) -> None:
     options: Any = {

@@ -91,6 +91,12 @@ def test_a_wrong_field_is_refused_by_name(parts: list[bytes], param: str, senten
     assert caught.value.param == param
 
 
+def test_a_field_without_text_counts_as_absent() -> None:
+    """As pages send the fields that a user leaves empty."""
+    fields, files = parse(form(*(part(name, b"") for name in ("model", "top_k", "function_to_apply")), FILE))
+    assert (fields, len(files)) == (ImageOptions(), 1)
+
+
 def test_a_form_for_another_model_is_refused() -> None:
     with pytest.raises(UnknownModel):
         parse(form(part("model", b"other"), FILE))
