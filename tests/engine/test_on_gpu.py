@@ -5,6 +5,7 @@
 
 import copy
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE, WITH_STATES
 from conveyor_bench.gpu.gpu_tests import REHEARSES
 from conveyor_engine.execution.graphs.cuda import run_again
 from conveyor_engine.execution.graphs.mixed import token_sizes
+from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
@@ -200,3 +202,15 @@ def first_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([prompt], device=model.device)).logits[0, -1]
     return logits.float().log_softmax(-1).cpu()
+
+
+def test_waiting_for_a_step_leaves_the_core_to_others() -> None:
+    """A pod's CPUs are limited, and a wait that keeps one busy throttles the programs that prepare the next step."""
+    tensor = torch.zeros(1, device=DEVICE)
+    if DEVICE == "cuda":
+        HostCopy(tensor).wait()
+        torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+    started, used = time.monotonic(), time.thread_time()
+    HostCopy(tensor).wait()
+    waited, used = time.monotonic() - started, time.thread_time() - used
+    assert DEVICE == "cpu" or (waited > 0.3 and used < waited / 2)

@@ -40,7 +40,8 @@ class HostCopy:
         self._copies = [t.to("cpu", non_blocking=True) if t.is_cuda else t.clone() for t in tensors]
         self._arrived: torch.cuda.Event | None = None
         if tensors[0].is_cuda:
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # With `blocking`, the thread sleeps until the copy has arrived. Otherwise CUDA keeps a core busy meanwhile.
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> list[torch.Tensor]:

@@ -9,8 +9,12 @@ float16. The interpreter computes bfloat16 wrongly.
 """
 
 import importlib.util
+import os
 
 import torch
+
+# Triton reads it when it compiles. Unset, 3.9 logs a warning, and 3.10 ends the fusion of multiply and add.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def why_missing(device: torch.device) -> str | None:
