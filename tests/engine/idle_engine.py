@@ -31,7 +31,7 @@ VECTOR_SIZE = 48
 class IdleExecutor:
     """An executor that only keeps whether each row is greedy."""
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
     graph_sizes = ()
 
     def __init__(self, facts: ModelFacts) -> None:

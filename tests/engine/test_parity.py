@@ -14,7 +14,7 @@ import torch
 from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Exact
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import Batch, build_batch
 from conveyor_engine.execution.rows import Rows
@@ -164,7 +164,9 @@ class _Mutant(TorchPaged):
 
     changes: dict[str, Any]
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
         changed = {name: change(getattr(spec, name), query) for name, change in self.changes.items()}
         return super().attend(replace(spec, **changed), query, metadata)
 

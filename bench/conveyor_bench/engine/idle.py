@@ -27,7 +27,7 @@ VOCABULARY = 256
 class IdleExecutor:
     """An executor on the CPU with rows and batches, but without a model or KV cache."""
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, config: EngineConfig) -> None:

@@ -79,7 +79,7 @@ class Device:
     The cost assumes that every token of a text attends to the whole text.
     """
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, facts: ModelFacts, cost: Roofline, clock: VirtualClock) -> None:

@@ -68,7 +68,7 @@ class ProcessorClock:
 class VirtualExecutor:
     """Computes nothing. A step advances the clock by its cost, and every row samples token 0."""
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
     graph_sizes: Sequence[int] = ()
 
     def __init__(self, facts: ModelFacts, cost: Cost, clock: VirtualClock) -> None:
@@ -98,7 +98,7 @@ class RecordingExecutor:
         self.seconds = 0.0  # processor time of all steps in the executor
 
     @property
-    def extra_warmup_tokens(self) -> int:
+    def extra_warmup_tokens(self) -> Sequence[int]:
         return self._executor.extra_warmup_tokens
 
     @property

@@ -87,7 +87,7 @@ class RankedRunner:
         self._runner = runner
         self._ranks = ranks
         self.facts = runner.facts
-        self.extra_warmup_tokens: int = runner.extra_warmup_tokens
+        self.extra_warmup_tokens: Sequence[int] = runner.extra_warmup_tokens
         self.graph_sizes: Sequence[int] = runner.graph_sizes
 
     def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:

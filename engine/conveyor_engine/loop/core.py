@@ -168,8 +168,8 @@ class EngineCore:
         task = build_task(facts)
         cost = min(task.dummy_cost_max, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_dummies(scheduler, task, facts.max_num_seqs, cost)
-        if extra_warmup_tokens := self.executor.extra_warmup_tokens:
-            self._run_dummies(scheduler, task, 1, min(task.dummy_cost_max, extra_warmup_tokens))
+        for tokens in self.executor.extra_warmup_tokens:
+            self._run_dummies(scheduler, task, 1, min(task.dummy_cost_max, tokens))
         for adapter, (name, _) in enumerate(config.adapters, start=1):
             self._run_dummies(scheduler, task, 1, cost, adapter, f"with the adapter {name!r}, ")
         if config.workload is not None:

@@ -28,8 +28,8 @@ class Executor(Protocol):
         ...
 
     @property
-    def extra_warmup_tokens(self) -> int:
-        """Tokens of an extra warm-up request, for a kind of step that no other warm-up step has; 0: none is needed."""
+    def extra_warmup_tokens(self) -> Sequence[int]:
+        """Tokens of extra warm-up requests, one for each kind of step that no other warm-up step has."""
         ...
 
     @property

@@ -266,9 +266,11 @@ def test_attention_to_later_tokens_of_an_image_runs_before_requests_so_that_none
     layers: list[int] = []
     attend = CpuNative.attend
 
-    def record(backend: CpuNative, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> Any:
+    def record(
+        backend: CpuNative, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, *others: Any
+    ) -> Any:
         layers.extend([spec.layer] if metadata.ends_of(spec) is not None else [])
-        return attend(backend, spec, query, metadata)
+        return attend(backend, spec, query, metadata, *others)
 
     monkeypatch.setattr(CpuNative, "attend", record)
     seeing("gemma3").make_core(attention_backend="native")

@@ -21,7 +21,7 @@ Seconds = Callable[[int, int], float]  # of a step of so many rows and tokens
 class Engine:
     """A core in virtual time, whose steps take as long as a function returns. It is its own executor."""
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
 
     def __init__(
         self, seconds: Seconds, graph_sizes: Sequence[int] = (), mode: str = "continuous", **settings: Any

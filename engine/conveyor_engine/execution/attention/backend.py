@@ -138,6 +138,9 @@ class LastLayer:
     metadata: AttentionMetadata  # each token is a row with one query
 
 
+Exact = tuple[torch.Tensor, torch.Tensor]  # a step's keys (T, Hkv, D) and values (T, Hkv, Dv), as in `write_kv`
+
+
 class AttentionBackend(Protocol):
     """Holds the paged KV caches of all layers and computes attention over them."""
 
@@ -160,8 +163,12 @@ class AttentionBackend(Protocol):
         contiguous."""
         ...
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
         """Compute attention of query (T, H, D), any strides, over the caches -> (T, H, Dv), contiguous, same dtype.
+
+        exact: what the caller has written to the caches in this step. If a cache rounds, prompts may read this instead.
 
         Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if the spec has a softcap. The
         mask (causal, or by `metadata.ends_of(spec)`, and the window) and the softmax follow. If the spec has sinks, a
@@ -221,6 +228,10 @@ class SlotCaches:
             self._caches.append((both[0], both[0].first(layer.value_dim) if layer.values_are_keys else both[1]))
             self._num_kept.append(len(both))
             self._tables.append(spot.table)
+
+    def reads_exact(self, metadata: AttentionMetadata) -> bool:
+        """Return whether `attend` reads its argument `exact` in this step."""
+        return False
 
     def caches(self, layer: int) -> tuple[SlotCache, SlotCache]:
         """Return the keys and the values of one layer, for callers that write them without `write_kv`."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape, spots_of
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Exact, LayerShape, spots_of
 
 
 def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
@@ -82,7 +82,9 @@ class CpuNative:
         """Return the keys (T, numbers of a row) in these blocks, of a layer whose values are its keys."""
         return native.kv_read(self._caches[layer][1], table)
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
         return native.paged_attention(
             query,
             self._caches[spec.layer],

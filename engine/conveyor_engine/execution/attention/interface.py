@@ -19,6 +19,7 @@ from conveyor_engine.execution.attention.backend import (
     AttentionBackend,
     AttentionMetadata,
     AttentionSpec,
+    Exact,
     LastLayer,
     LayerShape,
     SlotCaches,
@@ -62,12 +63,12 @@ class PagedStep:
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.backend.write_kv(spec.layer, key, value, self.metadata)
-        return self.attend_written(spec, query)
+        return self.attend_written(spec, query, (key, value))
 
-    def attend_written(self, spec: AttentionSpec, query: torch.Tensor) -> torch.Tensor:
+    def attend_written(self, spec: AttentionSpec, query: torch.Tensor, exact: Exact | None) -> torch.Tensor:
         """Do the same as `attend` for a layer that has already written its keys and values."""
         if self.last is None or spec.layer != self.last.layer:
-            return self.backend.attend(spec, query, self.metadata)
+            return self.backend.attend(spec, query, self.metadata, exact)
         return self.backend.attend(spec, query[self.last.tokens], self.last.metadata)
 
 
@@ -106,21 +107,22 @@ def attend_stored(
     spec: AttentionSpec,
     shape: LayerShape,
     like: torch.Tensor,
-    store: Callable[[Caches, torch.Tensor], torch.Tensor],
+    store: Callable[[Caches, torch.Tensor, bool], tuple[torch.Tensor, Exact | None]],
 ) -> torch.Tensor:
     """Do the same as `paged.attend` for a layer that writes its keys and values itself.
 
-    store(caches, slots (T,)) writes them and returns the queries (T, H, D). If the step's backend is a SlotCaches,
-    `store` gets the backend's caches. Otherwise it gets temporary caches of the type of `like` (T, ...), whose keys and
-    values are then passed to `paged.attend`.
+    store(caches, slots (T,), keeps) writes them. It returns the queries (T, H, D), and with `keeps` also the keys and
+    values. If the step's backend is a SlotCaches, `store` gets the backend's caches. Otherwise it gets temporary caches
+    of the type of `like` (T, ...), whose keys and values are then passed to `paged.attend`.
     """
     if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
         slots = paged.backend.of_layer(spec.layer, paged.metadata).slot_mapping
-        return paged.attend_written(spec, store(paged.backend.caches(spec.layer), slots))
+        keeps = paged.backend.reads_exact(paged.metadata)
+        return paged.attend_written(spec, *store(paged.backend.caches(spec.layer), slots, keeps))
     tokens = like.shape[0]
     keys = like.new_empty((tokens, shape.num_kv_heads, shape.head_dim))
     values = like.new_empty((tokens, shape.num_kv_heads, shape.value_dim))
-    query = store((SlotCache(keys), SlotCache(values)), torch.arange(tokens, device=like.device))
+    query, _ = store((SlotCache(keys), SlotCache(values)), torch.arange(tokens, device=like.device), False)
     return paged.attend(spec, query, keys, values)
 
 

@@ -8,7 +8,7 @@ and V once.
 import torch
 from torch.nn import functional
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, SlotCaches
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Exact, SlotCaches
 
 
 class TorchPaged(SlotCaches):
@@ -22,7 +22,9 @@ class TorchPaged(SlotCaches):
         for source, cache in self.pair(layer, key, value):
             cache.numbers.index_copy_(0, slots, source[: metadata.num_tokens])
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
         keys, values = (cache.numbers for cache in self._caches[spec.layer])
         metadata = self.of_layer(spec.layer, metadata)
         out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))

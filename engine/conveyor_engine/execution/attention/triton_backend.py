@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape, SlotCaches
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Exact, LayerShape, SlotCaches
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan, plan_decodes
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.latent_attention import WIDEST, count_parts, latent_attention
@@ -35,8 +35,14 @@ class TritonPaged(SlotCaches):
         for source, cache in self.pair(layer, key, value):
             store(source, cache, self.of_layer(layer, metadata).slot_mapping)
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+    def reads_exact(self, metadata: AttentionMetadata) -> bool:
+        return self._kv_dtype is not None and metadata.num_decodes < metadata.num_seqs
+
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
         metadata = self.of_layer(spec.layer, metadata)
+        exact = exact if self.reads_exact(metadata) else None
         num_tokens, num_heads, _ = query.shape
         out = query.new_empty((num_tokens, num_heads, self._caches[spec.layer][1].numbers.shape[2]))
         if metadata.num_tokens < num_tokens:
@@ -46,7 +52,7 @@ class TritonPaged(SlotCaches):
         for begin, end, decode in ((0, num_decodes, True), (num_decodes, num_seqs, False)):
             if begin == end:
                 continue
-            self._kernel(spec, query, metadata, decode)(
+            self._kernel(spec, query, metadata, decode, exact)(
                 metadata.query_start_loc[begin : end + 1],
                 metadata.seq_lens[begin:end],
                 metadata.block_tables[begin:end],
@@ -59,7 +65,7 @@ class TritonPaged(SlotCaches):
         return out
 
     def _kernel(
-        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, decode: bool
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, decode: bool, exact: Exact | None
     ) -> Callable[..., None]:
         caches = self._caches[spec.layer]
         if spec.values_are_keys:
@@ -72,6 +78,7 @@ class TritonPaged(SlotCaches):
             softcap=spec.softcap,
             sinks=spec.sinks,
             ends=None if decode else metadata.ends_of(spec),
+            exact=None if decode else exact,
         )
 
     def _plan(self, spec: AttentionSpec, num_heads: int, metadata: AttentionMetadata) -> DecodePlan:

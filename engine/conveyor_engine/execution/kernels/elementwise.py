@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.part import early_launch
+
 _SILU_BLOCK = 1024
 
 
@@ -14,11 +16,15 @@ _SILU_BLOCK = 1024
 def _rms_norm(
     x, residual, weight, added, out,
     eps, offset,
-    SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, SIZE_PADDED)
     real = columns < SIZE
+    weights = offset + tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+    if BEGINS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     values = tl.load(x + row + columns, mask=real, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + row + columns, mask=real, other=0.0).to(tl.float32)
@@ -26,12 +32,14 @@ def _rms_norm(
         tl.store(added + row + columns, rounded, mask=real)
         values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps)
-    weights = offset + tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row + columns, (values * scale * weights).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _silu_mul(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, BEGINS_EARLY: tl.constexpr):
+    if BEGINS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < SIZE
@@ -72,7 +80,7 @@ def _launch_norm(
     _rms_norm[(x.numel() // size,)](
         x, residual, weight, added, out, eps, offset,
         SIZE=size, SIZE_PADDED=padded, HAS_RESIDUAL=residual is not None,
-        num_warps=min(16, max(1, padded // 512)),
+        num_warps=min(16, max(1, padded // 512)), **early_launch(),
     )  # fmt: skip
 
 
@@ -81,5 +89,6 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     assert x.is_contiguous()
     size = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], size))
-    _silu_mul[(out.numel() // size, triton.cdiv(size, _SILU_BLOCK))](x, out, SIZE=size, BLOCK=_SILU_BLOCK)
+    grid = (out.numel() // size, triton.cdiv(size, _SILU_BLOCK))
+    _silu_mul[grid](x, out, SIZE=size, BLOCK=_SILU_BLOCK, **early_launch())
     return out

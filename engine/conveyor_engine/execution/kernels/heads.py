@@ -32,11 +32,11 @@ class HeadNorms:
 
 @triton.jit
 def _prepare_heads(
-    qkv, query, keys, values, key_scales, value_scales, slots, cos, sin, query_weight, key_weight,
+    qkv, query, exact_keys, keys, values, key_scales, value_scales, slots, cos, sin, query_weight, key_weight,
     eps, offset, scales_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
-    BEGINS_EARLY: tl.constexpr,
+    ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, HAS_EXACT: tl.constexpr, LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
     if BEGINS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -67,6 +67,9 @@ def _prepare_heads(
     x = exact.to(query.dtype.element_ty)
 
     tl.store(query + token * (NUM_HEADS * DIM) + heads[:, None] * DIM + dims[None, :], x, mask=real & is_query)
+    if HAS_EXACT:
+        places = exact_keys + token * (NUM_KV_HEADS * DIM) + (heads - NUM_HEADS)[:, None] * DIM + dims[None, :]
+        tl.store(places, x, mask=real & is_key)
     numbers = x
     if LARGEST > 0:  # the cache has 8 bits
         numbers, scales = quantise(exact, keys.dtype.element_ty, LARGEST)
@@ -97,12 +100,13 @@ def prepare_heads(
     norms: HeadNorms | None,
     caches: tuple[SlotCache, SlotCache],
     slots: torch.Tensor,
+    exact_keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the queries (T, H, D) of qkv (T, H + 2 Hkv, D), and write keys and values to `slots` (T,) of the caches.
 
     Heads are normed (if `norms` is given) and rotated by cos, sin (1, T, R), R <= D. The rotation pairs the halves of
     R, as transformers' apply_rotary_pos_emb does. Results are rounded once, also to the type of the cache. Tokens with
-    a negative slot are not written.
+    a negative slot are not written. exact_keys (T, Hkv, D), contiguous, also gets the keys of all tokens, in its type.
     """
     tokens, heads, dim = qkv.shape
     keys, values = (cache.numbers for cache in caches)
@@ -115,11 +119,11 @@ def prepare_heads(
     assert all(x.is_contiguous() for x in (qkv, keys, values, cos, sin))
     query = qkv.new_empty((tokens, num_heads, dim))
     _prepare_heads[(tokens, triton.cdiv(heads, _HEADS_PER_PROGRAM))](
-        qkv, query, keys, values, *(cache.scales for cache in caches), slots, cos, sin,
+        qkv, query, exact_keys, keys, values, *(cache.scales for cache in caches), slots, cos, sin,
         norms and norms.query, norms and norms.key, norms.eps if norms else 0.0, norms.offset if norms else 0.0,
         caches[0].scales_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim),
-        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, LARGEST=caches[0].largest, BLOCK=_HEADS_PER_PROGRAM,
-        **early_launch(),
+        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, HAS_EXACT=exact_keys is not None,
+        LARGEST=caches[0].largest, BLOCK=_HEADS_PER_PROGRAM, **early_launch(),
     )  # fmt: skip
     return query

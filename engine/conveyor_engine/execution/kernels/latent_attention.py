@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.attention_results import join_shares, store_out
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
-from conveyor_engine.execution.kernels.paged_attention import _find_sequence, _join, _store_out
+from conveyor_engine.execution.kernels.paged_attention import _find_sequence
 from conveyor_engine.execution.kernels.pairs import convert_pairs
 from conveyor_engine.execution.kernels.part import early_launch
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
@@ -149,15 +150,15 @@ def _attend_latents(
             counter = arrived + seq * NUM_PARTS + part
             if tl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 tl.store(counter, 0)  # reset for the next layer
-                acc, total = _join(
+                acc, total = join_shares(
                     partial_out, partial_highest, partial_sum, first_share, num_shares,
                     heads, value_dims, real_row, real_out, NUM_HEADS, VALUE_DIM,
                 )  # fmt: skip
-                _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+                store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
         else:
-            _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+            store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
     else:
-        _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+        store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ must not depend on a load of the same iteration. So the block table is read one 
 8-bit keys and values (`slot_cache`) are read in pairs, as numbers of 16 bits: `ldmatrix` transposes only these. Each
 product then has two parts, for the first and for the second numbers of the pairs. They are computed in float16, to
 which 8 bits are converted with the fewest instructions (`pairs`). The scales of keys are applied to the scores, those
-of values to the probabilities before the second product.
+of values to the probabilities before the second product. A prompt reads only the keys and values of earlier steps from
+such a cache. Those of its own step are in tensors, as they were before they were rounded (ADR 200).
 """
 
 # Triton compiles the kernels from their source and interprets annotations differently, so they have none.
@@ -29,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.attention_results import join_shares, store_out
 from conveyor_engine.execution.kernels.attention_tiles import MIN_ROWS, choose_tile
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
 from conveyor_engine.execution.kernels.pairs import convert_pairs
@@ -65,12 +67,13 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
 def _attend(
     out, work, arrived, partial_out, partial_highest, partial_sum,
     query, key_cache, value_cache, key_scales, value_scales, query_start, seq_lens, block_tables, sinks,
-    ends, scale, softcap,
+    ends, exact_keys, exact_values, scale, softcap,
     query_token_stride, query_head_stride, table_stride, scales_stride, num_seqs,
+    exact_key_stride, exact_key_head_stride, exact_value_stride, exact_value_head_stride,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     LARGEST: tl.constexpr, PRODUCT: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ENDS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_ENDS: tl.constexpr, HAS_EXACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
     DECODE: tl.constexpr, BEGINS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -112,26 +115,21 @@ def _attend(
         seen_before = tl.load(ends + tokens, mask=real_row, other=0)
     dims = tl.arange(0, DIM_PADDED)
     value_dims = tl.arange(0, VALUE_PADDED)
-    q = tl.load(
-        query + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :],
-        mask=real_row[:, None] & (dims[None, :] < DIM), other=0.0,
-    )  # fmt: skip
+    places = query + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
+    q = tl.load(places, mask=real_row[:, None] & (dims[None, :] < DIM), other=0.0)
 
     if DECODE:  # this program's share of the keys
         begin = tl.load(work + 2 * num_tiles + tile)
-        end = tl.load(work + 3 * num_tiles + tile)
+        bounds = (begin, begin, begin, tl.load(work + 3 * num_tiles + tile))
     else:  # the keys that at least one row of the tile sees
         last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
         after_last = seq_len - num_queries + last_query + 1
         end, first_end = after_last, seq_len - num_queries + first_query + 1
         if HAS_ENDS:
             end, first_end = tl.load(ends + start + last_query), tl.load(ends + start + first_query)
-        begin, seen_by_all = 0, 0
-        unseen_by_some = first_end // BLOCK_N * BLOCK_N
-        if WINDOW > 0:
-            begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-            seen_by_all = tl.minimum(tl.cdiv(tl.maximum(after_last - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
-            unseen_by_some = tl.maximum(unseen_by_some, seen_by_all)
+        context = seq_len - num_queries
+        first_seen, seen_by_all = context + first_query - WINDOW + 1, after_last - WINDOW
+        bounds = _find_bounds(context if HAS_EXACT else 0, first_seen, seen_by_all, first_end, end, WINDOW, BLOCK_N)
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
@@ -150,27 +148,33 @@ def _attend(
     else:
         acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
         q_second, acc_second = q, acc  # unused
-    if not DECODE:
-        if WINDOW > 0:
-            acc, acc_second, total, highest = _see_keys(
-                acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-                kv_head, positions, seen_before, begin, seen_by_all, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
-                VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
-            )  # fmt: skip
-        acc, acc_second, total, highest = _see_keys(
-            acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-            kv_head, positions, seen_before, seen_by_all, unseen_by_some, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
-            VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=False,
+    state = (acc, acc_second, total, highest)
+    cache = (key_cache, value_cache, key_scales, value_scales, table, kv_head, 0, 0)
+    if HAS_EXACT:
+        cached = _find_bounds(0, first_seen, seen_by_all, context, context, WINDOW, BLOCK_N)
+        state = _see_range(
+            state, q, q_second, cache, positions, seen_before, cached, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
+            VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, DECODE, EXACT=False,
         )  # fmt: skip
-        begin = unseen_by_some
-    acc, acc_second, total, highest = _see_keys(
-        acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-        kv_head, positions, seen_before, begin, end, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM,
-        VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, MASKED=True,
-    )  # fmt: skip
-
-    if LARGEST > 0:
+        acc, acc_second, total, highest = state
         acc = tl.reshape(tl.join(acc, acc_second), [BLOCK_M, VALUE_PADDED]) * (1.0 / (LARGEST * _LIFT))
+        q = tl.load(places, mask=real_row[:, None] & (dims[None, :] < DIM), other=0.0)
+        first_row = start.to(tl.int64) - context  # where key 0 would be
+        keys = exact_keys + kv_head.to(tl.int64) * exact_key_head_stride + first_row * exact_key_stride
+        values = exact_values + kv_head.to(tl.int64) * exact_value_head_stride + first_row * exact_value_stride
+        exact = (keys, values, key_scales, value_scales, table, kv_head, exact_key_stride, exact_value_stride)
+        acc, acc_second, total, highest = _see_range(
+            (acc, acc, total, highest), q, q, exact, positions, seen_before, bounds, scale * LARGEST, softcap,
+            NUM_KV_HEADS, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, 0, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N,
+            DECODE, EXACT=True,
+        )  # fmt: skip
+    else:
+        acc, acc_second, total, highest = _see_range(
+            state, q, q_second, cache, positions, seen_before, bounds, scale, softcap, NUM_KV_HEADS, DIM, DIM_PADDED,
+            VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N, DECODE, EXACT=False,
+        )  # fmt: skip
+        if LARGEST > 0:
+            acc = tl.reshape(tl.join(acc, acc_second), [BLOCK_M, VALUE_PADDED]) * (1.0 / (LARGEST * _LIFT))
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
     if DECODE:
         if num_shares > 1:
@@ -182,44 +186,94 @@ def _attend(
             counter = arrived + seq * NUM_KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 tl.store(counter, 0)  # reset for the next layer
-                acc, total = _join(
+                acc, total = join_shares(
                     partial_out, partial_highest, partial_sum, first_share, num_shares,
                     heads, value_dims, real_row, real_out, NUM_HEADS, VALUE_DIM,
                 )  # fmt: skip
-                _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+                store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
         else:
-            _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+            store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
     else:
-        _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+        store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+
+
+@triton.jit
+def _find_bounds(origin, first_seen, seen_by_all, whole_end, end, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Divide the keys origin .. end into tiles. Returns where they begin, where all rows see all keys, and the end.
+
+    first_seen: the first key in the window of some row. seen_by_all .. whole_end: the keys that all rows see.
+    """
+    begin, whole = origin, origin
+    if WINDOW > 0:
+        begin = origin + tl.maximum(first_seen - origin, 0) // BLOCK_N * BLOCK_N
+        whole = tl.minimum(origin + tl.cdiv(tl.maximum(seen_by_all - origin, 0), BLOCK_N) * BLOCK_N, end)
+    return begin, whole, tl.maximum(origin + (whole_end - origin) // BLOCK_N * BLOCK_N, whole), end
+
+
+@triton.jit
+def _see_range(
+    state, q, q_second, source, positions, seen_before, bounds, scale, softcap,
+    NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Return the tile's state after attending to the keys within the bounds, with masks only where they are needed."""
+    begin, whole_begin, whole_end, end = bounds
+    if not DECODE:
+        if WINDOW > 0:
+            state = _see_keys(
+                state, q, q_second, source, positions, seen_before, begin, whole_begin, scale, softcap, NUM_KV_HEADS,
+                DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N,
+                MASKED=True, EXACT=EXACT,
+            )  # fmt: skip
+        state = _see_keys(
+            state, q, q_second, source, positions, seen_before, whole_begin, whole_end, scale, softcap, NUM_KV_HEADS,
+            DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N,
+            MASKED=False, EXACT=EXACT,
+        )  # fmt: skip
+    return _see_keys(
+        state, q, q_second, source, positions, seen_before, whole_end, end, scale, softcap, NUM_KV_HEADS,
+        DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, LARGEST, BLOCK_SIZE, WINDOW, HAS_SOFTCAP, BLOCK_N,
+        MASKED=True, EXACT=EXACT,
+    )  # fmt: skip
 
 
 @triton.jit
 def _see_keys(
-    acc, acc_second, total, highest, q, q_second, key_cache, value_cache, key_scales, value_scales, table,
-    kv_head, positions, seen_before, begin, end, scale, softcap,
+    state, q, q_second, source, positions, seen_before, begin, end, scale, softcap,
     NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, LARGEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Return the tile's (acc, acc_second, total, highest) after attending to the keys begin .. end.
 
     Without MASKED, every row must see all of these keys. Over 8 bits, q and acc have the first dimensions of the pairs,
-    q_second and acc_second the second ones.
+    q_second and acc_second the second ones. With EXACT, the source is not the cache but one KV head's keys and values
+    of the step, with the strides of their tokens.
     """
+    acc, acc_second, total, highest = state
+    key_cache, value_cache, key_scales, value_scales, table, kv_head, key_stride, value_stride = source
     TOGETHER: tl.constexpr = 2 if LARGEST > 0 else 1  # dimensions that are read as one number
     dims = tl.arange(0, DIM_PADDED // TOGETHER)
     value_dims = tl.arange(0, VALUE_PADDED // TOGETHER)
-    next_keys = begin + tl.arange(0, BLOCK_N)
-    block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
+    block = begin
+    if not EXACT:
+        next_keys = begin + tl.arange(0, BLOCK_N)
+        block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
-        slots = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        row = slots * NUM_KV_HEADS + kv_head
-        next_keys = keys + BLOCK_N
-        block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
+        slots = keys
+        if EXACT:
+            key_rows, value_rows = keys.to(tl.int64) * key_stride, keys.to(tl.int64) * value_stride
+        else:
+            slots = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+            row = slots * NUM_KV_HEADS + kv_head
+            key_rows, value_rows = row * (DIM // TOGETHER), row * (VALUE_DIM // TOGETHER)
+            next_keys = keys + BLOCK_N
+            block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
         real_key = keys < end
         k = _load_tile(
-            key_cache + row[None, :] * (DIM // TOGETHER) + dims[:, None],
+            key_cache + key_rows[None, :] + dims[:, None],
             real_key[None, :] & (dims[:, None] < DIM // TOGETHER), MASKED or DIM < DIM_PADDED,
         )  # fmt: skip
         if LARGEST > 0:
@@ -245,7 +299,7 @@ def _see_keys(
         factor = tl.exp2(highest - safe)
         total = total * factor + tl.sum(p, axis=1)
         v = _load_tile(
-            value_cache + row[:, None] * (VALUE_DIM // TOGETHER) + value_dims[None, :],
+            value_cache + value_rows[:, None] + value_dims[None, :],
             real_key[:, None] & (value_dims[None, :] < VALUE_DIM // TOGETHER), MASKED or VALUE_DIM < VALUE_PADDED,
         )  # fmt: skip
         acc *= factor[:, None]
@@ -265,41 +319,6 @@ def _load_tile(pointers, real, MASKED: tl.constexpr):
     return tl.load(pointers, mask=real, other=0.0) if MASKED else tl.load(pointers)
 
 
-@triton.jit
-def _join(
-    partial_out, partial_highest, partial_sum, first_share, num_shares,
-    heads, value_dims, real_row, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
-):  # fmt: skip
-    """Return (acc, total) of a row, joined from those of its shares. Each share is relative to its own highest score.
-
-    The loads bypass the L1 cache, because other programs have written the data.
-    """
-    highest = tl.where(real_row, float("-inf"), 0.0)
-    total = tl.zeros_like(highest)
-    acc = tl.zeros([heads.shape[0], value_dims.shape[0]], tl.float32)
-    for share in tl.range(first_share, first_share + num_shares, loop_unroll_factor=4):
-        row = share * NUM_HEADS + heads
-        part = tl.load(
-            partial_out + row[:, None] * VALUE_DIM + value_dims[None, :],
-            mask=real_out, other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        its_highest = tl.load(partial_highest + row, mask=real_row, other=0.0, cache_modifier=".cg")
-        its_total = tl.load(partial_sum + row, mask=real_row, other=0.0, cache_modifier=".cg")
-        new_highest = tl.maximum(highest, its_highest)
-        factor, its_factor = tl.exp2(highest - new_highest), tl.exp2(its_highest - new_highest)
-        acc = acc * factor[:, None] + part * its_factor[:, None]
-        total = total * factor + its_total * its_factor
-        highest = new_highest
-    return acc, total
-
-
-@triton.jit
-def _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr):
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the last query may have seen no key
-    row = tokens * NUM_HEADS + heads
-    tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
-
-
 def paged_attention(
     query: torch.Tensor,
     caches: tuple[SlotCache, SlotCache],
@@ -316,13 +335,15 @@ def paged_attention(
     softcap: float | None,
     sinks: torch.Tensor | None = None,
     ends: torch.Tensor | None = None,
+    exact: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Write attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D) to out (T, H, Dv).
 
     caches: keys and values, blocks * block_size slots. query_start (B + 1,), seq_lens (B,) and block_tables (B, W) are
     int32. num_queries: query_start[-1] - query_start[0], which the host knows. plan: for decodes, which have one query
     token each and are the first of the batch; None for prompts. sinks: (H,) or None, see `AttentionSpec`. ends: of the
-    batch's tokens, see `AttentionMetadata.ends_of`.
+    batch's tokens, see `AttentionMetadata.ends_of`. exact: for prompts over 8 bits, the keys (T, Hkv, D) and values (T,
+    Hkv, Dv) of the batch's tokens in the type of `query`; the last dimension is contiguous.
     """
     keys, values = (cache.numbers for cache in caches)
     largest = caches[0].largest
@@ -333,6 +354,7 @@ def paged_attention(
     tile = choose_tile(decode, max(dim, value_dim), query.itemsize, group, of_8_bits=largest > 0)
     assert tile.rows >= MIN_ROWS
     assert not decode or query_start.storage_offset() == 0
+    assert exact is None or (largest > 0 and not decode and all(each.stride(2) == 1 for each in exact))
     tokens_per_tile = tile.rows // group
     num_seqs = seq_lens.shape[0]
     dim_padded, value_padded = (max(32 if largest else 16, triton.next_power_of_2(size)) for size in (dim, value_dim))
@@ -344,13 +366,14 @@ def paged_attention(
         out, plan and plan.work, plan and plan.arrived,
         plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
         query, keys, values, *(cache.scales for cache in caches), query_start, seq_lens, block_tables, sinks,
-        ends, scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
+        ends, *(exact or (None, None)), scaling / (largest or 1.0), 0.0 if softcap is None else softcap,
         query.stride(0), query.stride(1), block_tables.stride(0), caches[0].scales_stride, num_seqs,
+        *(stride for each in exact or () for stride in each.stride()[:2]), *(() if exact else (0, 0, 0, 0)),
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         LARGEST=largest, PRODUCT=tl.float32 if query.dtype == torch.float32 else tl.float16,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None, HAS_ENDS=ends is not None,
+        HAS_SINKS=sinks is not None, HAS_ENDS=ends is not None, HAS_EXACT=exact is not None,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, DECODE=decode, **early_launch(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -40,19 +40,15 @@ class GatedMlp(nn.Module):
         """gated: the activation, (..., 2 * size) -> (..., size). Its input has the gate first."""
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up, down
-        self._gated = gated
+        self.gated = gated
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.down_proj(self.activate(hidden_states))
         return out
 
-    def activates(self, gated: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        """Return whether this function is the MLP's activation."""
-        return self._gated is gated
-
     def activate(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Compute the input of the last product: (1, T, size)."""
-        return self._gated(self.gate_up_proj(hidden_states))
+        return self.gated(self.gate_up_proj(hidden_states))
 
 
 class Attention(nn.Module):

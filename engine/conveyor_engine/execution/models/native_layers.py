@@ -149,7 +149,7 @@ def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native
     if len(products) < len(linears) or len(found) < 2 + len(of_heads) or norms.after is not None:
         return None
     before_attention, before_mlp, *heads = found
-    if not mlp.activates(native.silu_mul) or len({(norm.eps, norm.offset) for norm in heads}) > 1:
+    if mlp.gated is not native.silu_mul or len({(norm.eps, norm.offset) for norm in heads}) > 1:
         return None
     if attention.shape.value_dim != attention.head_dim:
         return None

@@ -3,7 +3,7 @@
 `recognise` makes these classes, if Triton runs, in place of the classes that they extend. Both compute the same.
 
 For decodes, a layer without norms after attention and MLP takes nine launches: norm, QKV product, heads with cache
-writes, attention, output product, residual with norm, gate-up product, activation, down product. For a single row it
+writes, attention, output product, residual with norm, gate-up product, activation, down product. For up to four rows it
 takes six launches. There the products are Triton kernels too, which also compute the norm before them and the
 activation or the residual after them.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from conveyor_engine.execution.attention.backend import Exact
 from conveyor_engine.execution.attention.interface import Caches, Paged, attend_stored, residual_of
 from conveyor_engine.execution.kernels import elementwise
+from conveyor_engine.execution.kernels.few_rows import MOST_ROWS, Norm, multiply_rows
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
-from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
 from conveyor_engine.execution.models.adapters import without_adapters
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, RmsNorm, Rotation
 
@@ -36,8 +37,11 @@ class TritonAttention(Attention):
         """
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
 
-        def store(caches: Caches, slots: torch.Tensor) -> torch.Tensor:
-            return prepare_heads(heads, rotation, self._head_norms(), caches, slots)
+        def store(caches: Caches, slots: torch.Tensor, keeps: bool) -> tuple[torch.Tensor, Exact | None]:
+            num_kv_heads = self.shape.num_kv_heads
+            keys = heads.new_empty((heads.shape[0], num_kv_heads, self.head_dim)) if keeps else None
+            query = prepare_heads(heads, rotation, self._head_norms(), caches, slots, keys)
+            return query, None if keys is None else (keys, heads[:, -num_kv_heads:])
 
         return attend_stored(paged, self.spec, self.shape, heads, store).flatten(1)
 
@@ -55,8 +59,8 @@ class TritonDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """Compute the layer with the arguments and the result of transformers' decoder layers."""
-        if hidden_states.shape[1] == 1 and self._multiplies_rows:
-            return self._compute_row(hidden_states[0], position_embeddings, paged)[None]
+        if hidden_states.shape[1] <= MOST_ROWS and self._multiplies_rows:
+            return self._compute_rows(hidden_states[0], position_embeddings, paged)[None]
         attended = self._attend(hidden_states, position_embeddings, paged)
         residual = residual_of(paged, self.self_attn.spec, hidden_states)
         norm = self.before_mlp
@@ -69,27 +73,26 @@ class TritonDecoderLayer(DecoderLayer):
 
     @property
     def _multiplies_rows(self) -> bool:
-        """Return whether `_compute_row` can compute this layer in this step."""
+        """Return whether `_compute_rows` can compute this layer in this step."""
         attention, mlp = self.self_attn, self.mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         return (
             isinstance(attention, TritonAttention)
             and isinstance(self.before_attention, RmsNorm)
-            and self.after_attention is None
-            and self.after_mlp is None
-            and mlp.activates(elementwise.silu_mul)
             and all(type(without_adapters(linear)) is nn.Linear for linear in linears)
         )
 
-    def _compute_row(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """Compute the layer for a single row: x (1, hidden) -> (1, hidden)."""
+    def _compute_rows(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """Compute the layer for up to `MOST_ROWS` rows: x (T, hidden) -> (T, hidden)."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(attention, TritonAttention)
         qkv = _multiply(attention.qkv_proj, x, norm=_norm(self.before_attention))
-        x = _multiply(attention.o_proj, attention.attend_merged(qkv, rotation, paged), residual=x)
-        return _multiply(
-            mlp.down_proj, _multiply(mlp.gate_up_proj, x, norm=_norm(self.before_mlp), gated=True), residual=x
-        )
+        residual = x if len(x) == 1 else residual_of(paged, attention.spec, x[None])[0]
+        attended = attention.attend_merged(qkv, rotation, paged)
+        x = _multiply_and_add(attention.o_proj, attended, residual, self.after_attention)
+        gated = mlp.gated is elementwise.silu_mul
+        inner = _multiply(mlp.gate_up_proj, x, norm=_norm(self.before_mlp), gated=gated)
+        return _multiply_and_add(mlp.down_proj, inner if gated else mlp.gated(inner), x, self.after_mlp)
 
 
 def _norm(norm: nn.Module) -> Norm:
@@ -98,10 +101,20 @@ def _norm(norm: nn.Module) -> Norm:
 
 
 def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the result of `multiply_row` for the layer's weight and bias."""
+    """Return the result of `multiply_rows` for the layer's weight and bias."""
     linear = without_adapters(linear)
     assert isinstance(linear, nn.Linear)
-    return multiply_row(x, linear.weight, linear.bias, **options)
+    return multiply_rows(x, linear.weight, linear.bias, **options)
+
+
+def _multiply_and_add(
+    linear: nn.Module, x: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None
+) -> torch.Tensor:
+    """Return residual + norm(linear(x)), or residual + linear(x) without a norm."""
+    if norm is None:
+        return _multiply(linear, x, residual=residual)
+    added: torch.Tensor = residual + norm(_multiply(linear, x))
+    return added
 
 
 def _add_product(residual: torch.Tensor, linear: nn.Module, x: torch.Tensor) -> torch.Tensor:

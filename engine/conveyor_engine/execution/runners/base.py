@@ -18,9 +18,9 @@ class Runner:
         return ()
 
     @property
-    def extra_warmup_tokens(self) -> int:
-        """Return the tokens of an extra warm-up step; 0: no such step."""
-        return 0
+    def extra_warmup_tokens(self) -> Sequence[int]:
+        """Return the tokens of extra warm-up steps."""
+        return ()
 
     def free_memory(self) -> None:
         """Return cached memory to the device after a failed step. Raises if the device is broken."""

@@ -120,12 +120,12 @@ class PackedRunner(Runner, ABC):
         return hidden[0], starts
 
     @property
-    def extra_warmup_tokens(self) -> int:
+    def extra_warmup_tokens(self) -> Sequence[int]:
         """Return the length of the longest prompt in tokens.
 
         It may exceed a step's token budget, and is then a step of its own.
         """
-        return self.facts.max_model_len
+        return (self.facts.max_model_len,)
 
 
 def average(hidden: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:

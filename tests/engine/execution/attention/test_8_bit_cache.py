@@ -22,7 +22,7 @@ from conveyor_engine import execution
 from conveyor_engine.config.engine_config import AttentionBackendName, KVCacheDtype
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Exact, LayerShape
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
@@ -71,7 +71,7 @@ def rounded(x: torch.Tensor, kv_dtype: torch.dtype) -> torch.Tensor:
 
 
 class Rounded(TorchPaged):
-    """Plain torch in float32, on keys and values that are rounded before they are written."""
+    """Plain torch in float32. Prompts see the exact keys and values of their own step, and otherwise rounded ones."""
 
     def __init__(self, kv_dtype: torch.dtype) -> None:
         super().__init__(torch.float32)
@@ -80,8 +80,16 @@ class Rounded(TorchPaged):
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         super().write_kv(layer, rounded(key, self._rounded_to), rounded(value, self._rounded_to), metadata)
 
-    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        return super().attend(spec, query.float(), metadata)
+    def attend(
+        self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata, exact: Exact | None = None
+    ) -> torch.Tensor:
+        out = super().attend(spec, query.float(), metadata)
+        if exact is not None and not spec.values_are_keys:
+            super().write_kv(spec.layer, *(each.float() for each in exact), metadata)
+            of_prompts = slice(metadata.num_decodes, None)
+            out[of_prompts] = super().attend(spec, query.float(), metadata)[of_prompts]
+            self.write_kv(spec.layer, *exact, metadata)
+        return out
 
 
 class WrittenByTorch(TritonPaged):
@@ -176,6 +184,17 @@ def test_decodes_prompts_and_chunks_are_attention_over_the_rounded_numbers(
     assert_agrees(kv_dtype, dtype, window=window, cap=cap)
 
 
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_chunk_sees_the_rounded_keys_of_earlier_steps_and_its_own_exact_ones(window: int | None) -> None:
+    steps = [([(70, 70), (3, 3)], 0), ([(1, 4), (40, 110), (2, 2)], 3)]
+    layers = [LayerShape(4, 2, 16, 16)]
+    assert_agrees(INT8, window=window, layers=layers, steps=steps)
+    of_all_rounded = [([(1, 4), (40, 110), (2, 2)], 3)]
+    whole = run_steps(make_backend(1, INT8), torch.float32, layers, steps=of_all_rounded)
+    exact = run_steps(TorchPaged(), torch.float32, layers, steps=of_all_rounded)
+    torch.testing.assert_close(whole[-2 * 4 * 16 :], exact[-2 * 4 * 16 :])  # a whole prompt of two tokens
+
+
 @KV_DTYPES
 @pytest.mark.parametrize(("window", "cap"), [pytest.param(None, None, marks=pytest.mark.slow), (600, 3.0)])
 def test_shares_of_long_decodes_are_joined(kv_dtype: torch.dtype, window: int | None, cap: float | None) -> None:
@@ -226,15 +245,19 @@ def test_heads_are_written_as_they_are_rounded_from_float32(
     norms = HeadNorms(*torch.randn(2, dim, device=DEVICE).unbind(), 0.1, 0.0) if has_norms else None
     slots = torch.tensor([4, -1, 0], device=DEVICE)
 
+    exact_keys = qkv.new_zeros(3, num_kv_heads, dim)
+
     def written(dtype: torch.dtype) -> tuple[torch.Tensor, tuple[SlotCache, ...]]:
         caches = (
             SlotCache.allocate(6, num_kv_heads, dim, dtype, DEVICE),
             SlotCache.allocate(6, num_kv_heads, dim, dtype, DEVICE),
         )
-        return prepare_heads(qkv, rotation, norms, caches, slots), caches
+        return prepare_heads(qkv, rotation, norms, caches, slots, exact_keys if dtype == kv_dtype else None), caches
 
     (query, caches), (exact_query, exact) = written(kv_dtype), written(torch.float32)
     assert torch.equal(query, exact_query)
+    assert torch.equal(exact_keys[[0, 2]], exact[0].numbers[[4, 0]])
+    assert exact_keys[1].any(), "also of a token that is not in the cache"
     for cache, source in zip(caches, exact, strict=True):
         torch.testing.assert_close(held(cache), rounded(source.numbers, kv_dtype))
         assert cache.scales is not None

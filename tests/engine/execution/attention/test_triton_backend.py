@@ -24,7 +24,7 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, one_row, sample, uniform
+from conveyor_engine.execution.kernels import decode_plan, elementwise, few_rows, heads, kv_store, sample, uniform
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.attention_tiles import choose_tile
 from conveyor_engine.execution.kernels.kv_store import store
@@ -68,7 +68,7 @@ def run_steps(
             backend.write_kv(index, key, value, metadata)
             sinks = torch.linspace(-2, 3, layer.num_heads).to(dtype).to(DEVICE) if has_sinks else None
             spec = AttentionSpec(index, 0.4, window, cap, sinks=sinks, values_are_keys=layer.values_are_keys)
-            out = backend.attend(spec, query[..., : layer.head_dim], metadata)
+            out = backend.attend(spec, query[..., : layer.head_dim], metadata, (key, value))
             outputs.append(out[: metadata.num_tokens].flatten().double().cpu())
     return torch.cat(outputs)
 
@@ -161,7 +161,7 @@ class Compilations:
         watched: tuple[tuple[ModuleType, str], ...] = (
             *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
-            *((one_row, "_multiply_row"), (uniform, "_hash_rows"), (sample, "_weigh_slices"), (sample, "_choose")),
+            *((few_rows, "_multiply_rows"), (uniform, "_hash_rows"), (sample, "_weigh_slices"), (sample, "_choose")),
         )
         for module, name in watched:
             monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
@@ -183,8 +183,8 @@ class Compilations:
         return Watched()
 
 
-# The norm with and without a residual; the product of one row with a norm, gated, and with a residual.
-OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul", *["_multiply_row"] * 3]
+# The norm with and without a residual; the products of 1, 2 and 4 rows with a norm, gated, and with a residual.
+OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul", *["_multiply_rows"] * 9]
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ class Step:
 STEPS = {
     "decodes": Step(((1, 200),) * 64),
     "one long decode": Step(((1, 30_000),)),
+    "four decodes": Step(((1, 200),) * 4),
     "a chunk of a prompt": Step(((500, 900),)),
 }
 

@@ -17,7 +17,7 @@ from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, cop
 ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_attend_latents", "_silu_mul"),
-    "_multiply_row",
+    "_multiply_rows",
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 ATTENTION = {"_attend", "_attend_latents"}
@@ -46,7 +46,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def compile_for(capabilities: Iterable[int], folder: Path) -> list[Compiled]:
     file = folder / "compiled.pickle"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.engine.execution.kernels.compile_kernels", str(file)]
+    no_warning = "error:TRITON_DEFAULT_FP_FUSION is unset"
+    command = [sys.executable, "-W", no_warning, "-m", "tests.engine.execution.kernels.compile_kernels", str(file)]
     subprocess.run([*command, *map(str, capabilities)], cwd=ROOT, env=environment, check=True)
     kernels = [Compiled(**values) for values in pickle.loads(file.read_bytes())]
     print(HEADER, *kernels, sep="\n")

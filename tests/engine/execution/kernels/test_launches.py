@@ -23,7 +23,7 @@ NO_KERNEL = {
 }
 LAYER = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
 PLANNED = [*LAYER[:3], "_plan_decodes", *LAYER[3:]]  # the first layer of a step
-OF_A_ROW = ["_multiply_row", "_prepare_heads", "_attend", *["_multiply_row"] * 3]
+OF_FEW_ROWS = ["_multiply_rows", "_prepare_heads", "_attend", *["_multiply_rows"] * 3]
 
 
 class Launches(TorchDispatchMode):
@@ -64,8 +64,11 @@ def test_a_layer_launches_nine_kernels(launched: Callable[[str, str, int], list[
 
 
 @pytest.mark.parametrize("shape", ["Llama-3.2-1B", "Qwen3-8B"])
-def test_a_layer_of_one_row_launches_six(launched: Callable[[str, str, int], list[str]], shape: str) -> None:
-    assert launched(shape, "one long decode", 2) == [*OF_A_ROW[:2], "_plan_decodes", *OF_A_ROW[2:], *OF_A_ROW]
+@pytest.mark.parametrize("step", ["one long decode", "four decodes"])
+def test_a_layer_of_few_rows_launches_six(
+    launched: Callable[[str, str, int], list[str]], shape: str, step: str
+) -> None:
+    assert launched(shape, step, 2) == [*OF_FEW_ROWS[:2], "_plan_decodes", *OF_FEW_ROWS[2:], *OF_FEW_ROWS]
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(
@@ -73,6 +76,9 @@ def test_further_norms_and_another_activation_are_launches_of_their_own(
 ) -> None:
     behind_attention = ["linear", "_rms_norm", "_rms_norm", "linear", "gelu", "mul", "linear", "_rms_norm", "add"]
     assert launched("Gemma-2-2B", "decodes", 1) == [*PLANNED[:5], *behind_attention]
+    product, behind = "_multiply_rows", ["_rms_norm", "add"]
+    of_few = [product, *behind, product, "gelu", "mul", product, *behind]
+    assert launched("Gemma-2-2B", "one long decode", 1) == [*OF_FEW_ROWS[:2], "_plan_decodes", "_attend", *of_few]
 
 
 def test_sampling_launches_two_kernels_whatever_rows_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from torch.nn import functional
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
+from conveyor_engine.execution.kernels.few_rows import Norm, multiply_rows
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
-from conveyor_engine.execution.kernels.one_row import Norm, multiply_row
 from conveyor_engine.execution.kernels.slot_cache import SlotCache
 from conveyor_engine.execution.models.elementwise import TorchElementwise, TritonElementwise, choose_elementwise
 from conveyor_engine.execution.models.fuse import fuse_model
@@ -95,35 +95,38 @@ def test_heads_are_normed_rotated_and_written(
 
 
 @DTYPES
-@pytest.mark.parametrize(("size", "columns"), [(10, 40), (6, 2500)])
+@pytest.mark.parametrize(
+    ("rows", "size", "columns"), [(1, 10, 40), (1, 6, 2500), (2, 6, 2500), (3, 10, 40), (4, 6, 600)]
+)
 @pytest.mark.parametrize("offset", [None, 0.0, 1.0], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_row_is_normed_and_multiplied(
-    dtype: torch.dtype, size: int, columns: int, offset: float | None, bias: bool
+def test_few_rows_are_normed_and_multiplied(
+    dtype: torch.dtype, rows: int, size: int, columns: int, offset: float | None, bias: bool
 ) -> None:
     torch.manual_seed(0)
-    x, weight, residual = (random(*shape, dtype=dtype) for shape in ((1, columns), (size, columns), (1, size)))
+    x, weight, residual = (random(*shape, dtype=dtype) for shape in ((rows, columns), (size, columns), (rows, size)))
     norm = None if offset is None else Norm(random(columns, dtype=dtype), 0.1, offset)
     added = random(size, dtype=dtype) if bias else None
     normed = x.double() if norm is None else rms_norm(x, norm.weight, 0.1, norm.offset).to(dtype).double()
     exact = functional.linear(normed, weight.double(), None if added is None else added.double())
-    assert_close(multiply_row(x, weight, added, norm=norm), exact)
-    assert_close(multiply_row(x, weight, added, norm=norm, residual=residual), exact + residual.double())
+    assert_close(multiply_rows(x, weight, added, norm=norm), exact)
+    assert_close(multiply_rows(x, weight, added, norm=norm, residual=residual), exact + residual.double())
     gate, up = exact.chunk(2, dim=-1)
-    assert_close(multiply_row(x, weight, added, norm=norm, gated=True), gate * gate.sigmoid() * up)
+    assert_close(multiply_rows(x, weight, added, norm=norm, gated=True), gate * gate.sigmoid() * up)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_runs_here")
 @pytest.mark.parametrize("family", ["Qwen2", "Gemma2"])
-def test_a_layer_gives_a_row_alone_what_it_gives_it_among_others(family: str) -> None:
+def test_a_layer_gives_few_rows_what_it_gives_them_among_others(family: str) -> None:
     model = make_model(family).to(DEVICE)
     fuse_model(model)
     layer = model.model.layers[1]
-    assert layer._multiplies_rows == (family != "Gemma2")
+    assert layer._multiplies_rows
     torch.manual_seed(0)
-    hidden = torch.randn(1, 3, model.config.hidden_size, device=DEVICE)
-    rotation = model.model.rotary_emb(hidden, torch.arange(3, device=DEVICE)[None])
+    rows = 6  # more than our own products multiply
+    hidden = torch.randn(1, rows, model.config.hidden_size, device=DEVICE)
+    rotation = model.model.rotary_emb(hidden, torch.arange(rows, device=DEVICE)[None])
 
     class OwnValues:
         """Attention of each token to itself only."""
@@ -135,9 +138,9 @@ def test_a_layer_gives_a_row_alone_what_it_gives_it_among_others(family: str) ->
 
     with torch.inference_mode():
         together = layer(hidden.clone(), rotation, OwnValues())
-        for row in range(3):
-            alone = layer(hidden[:, row : row + 1].clone(), tuple(x[:, row : row + 1] for x in rotation), OwnValues())
-            assert_close(alone, together[:, row : row + 1].double())
+        for some in (slice(0, 1), slice(1, 3), slice(2, 5), slice(2, 6)):
+            of_few = layer(hidden[:, some].clone(), tuple(x[:, some] for x in rotation), OwnValues())
+            assert_close(of_few, together[:, some].double())
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -210,7 +210,7 @@ def test_an_aborted_picture_leaves_its_row_to_the_next_one(painter: Painter) -> 
 
 def test_the_warm_up_runs_the_largest_batch_and_the_largest_picture(painter: Painter) -> None:
     core = painter.make_core(batching_mode="continuous", warmup=True, max_num_batched_tokens=8 * 2 * 32 * 32)
-    assert core.executor.extra_warmup_tokens == 2 * 64 * 64
+    assert core.executor.extra_warmup_tokens == (2 * 64 * 64,)
     assert core.longest_warmup_step_seconds > 0
     assert distance(painter.paint(core), painter.pictures) <= 1
 

@@ -30,7 +30,7 @@ class SoftmaxModule(torch.nn.Module):
 class SoftmaxRunner:
     """One module on one device."""
 
-    extra_warmup_tokens = 0
+    extra_warmup_tokens = ()
     graph_sizes = ()
 
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:

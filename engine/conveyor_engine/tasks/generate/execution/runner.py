@@ -232,12 +232,12 @@ class GenerateRunner(Runner):
         )
 
     @property
-    def extra_warmup_tokens(self) -> int:
-        """Return the tokens of an extra warm-up step: 1 if the Triton kernels run, otherwise 0.
+    def extra_warmup_tokens(self) -> Sequence[int]:
+        """Return the tokens of extra warm-up steps: if the Triton kernels run, those of which they have variants.
 
-        For a single row, a layer uses other kernels (`kernels.one_row`) than for several rows.
+        For up to four rows, a layer uses other kernels (`kernels.few_rows`) than for more.
         """
-        return int(kernels.why_missing(self.device) is None)
+        return (1, 2, 4) if kernels.why_missing(self.device) is None else ()
 
     @property
     def graph_sizes(self) -> list[int]:

@@ -85,9 +85,9 @@ class PaintRunner(Runner):
             self._measure(progress)
 
     @property
-    def extra_warmup_tokens(self) -> int:
+    def extra_warmup_tokens(self) -> Sequence[int]:
         """Return the cost of the largest picture, if a step may cost as much."""
-        return min(self.facts.max_model_len, self.facts.max_num_batched_tokens)
+        return (min(self.facts.max_model_len, self.facts.max_num_batched_tokens),)
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
         """Begin a step; on a GPU this only launches its work.
