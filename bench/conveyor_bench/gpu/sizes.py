@@ -48,6 +48,11 @@ class Sizes:
     streams: Batch
     profiled: Batch  # one profiled step for each output token
     peer_seconds: float  # time limit for transformers; tokens made until then count
+    curve_models: tuple[tuple[str, KVCacheDtype], ...]  # names in `comparing.shapes` or `curve`
+    curve_rows: tuple[int, ...]
+    curve_prompt: int  # tokens
+    product_rows: tuple[int, ...]
+    cores: tuple[int, ...]  # on which `nano` is repeated
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs
 
@@ -83,6 +88,19 @@ ON_A_GPU = Sizes(
     streams=Batch(256, 128, 256),
     profiled=Batch(256, 512, 20),
     peer_seconds=240,
+    curve_models=(
+        ("qwen3-0.6b", "auto"),
+        ("qwen3-0.6b", "fp8"),
+        ("qwen3-8b", "auto"),
+        ("qwen3-8b", "fp8"),
+        ("llama-3.1-8b", "auto"),
+        ("gemma-3-4b", "auto"),
+        ("qwen3-30b-a3b", "auto"),
+    ),
+    curve_rows=(1, 2, 3, 4, 8, 16, 32, 64, 128, 256),
+    curve_prompt=512,
+    product_rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 2048),
+    cores=(1, 2, 4),
     kv_cache_dtypes=("auto", "fp8", "int8"),
 )
 
@@ -117,4 +135,9 @@ REHEARSED = Sizes(
     streams=Batch(4, 16, 8),
     profiled=Batch(4, 8, 3),
     peer_seconds=5,
+    curve_models=(("tiny", "auto"), ("tiny-gemma", "auto"), ("tiny-experts", "auto")),
+    curve_rows=(1, 3),
+    curve_prompt=8,
+    product_rows=(1, 3),
+    cores=(1,),
 )

@@ -29,6 +29,10 @@ STAGES = {
         Stage("profile", "20 steps under torch's profiler, with the gaps", "trace:run"),
         Stage("burst8b", "many requests at once, at the large shape", "throughput:run_burst"),
         Stage("generate-batch", "transformers' generate_batch on the requests of nano", "peer:run"),
+        Stage("curve", "a decode step by its number of rows, of several models", "curve:run"),
+        Stage("products", "matrix products by their number of rows", "products:run", interprets=True),
+        Stage("cores", "nano-vllm's bench on few CPU cores", "cores:run"),
+        Stage("nano-vllm", "nano-vllm itself, if it is installed", "nano_vllm:run"),
         Stage("http", "a burst of streams through HTTP", "streams:run", needs=_SERVER),
         Stage("tasks", "the tests of other tasks, on the GPU", "gpu_tests:run_tasks", needs=_TASKS),
     )
