@@ -7,8 +7,10 @@ get 401.
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode, urlsplit
@@ -31,11 +33,13 @@ from conveyor_console.pages import (
     render_as_of,
     render_detail,
     render_overview,
+    render_playground,
     render_problem,
     render_service,
     render_sign_in,
     render_stopped,
 )
+from conveyor_console.playground.playground import Playground
 from conveyor_console.state import State
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,12 +77,19 @@ class App:
     """The handlers. missing: returns what the program still waits for; empty when it is ready."""
 
     def __init__(
-        self, client: ApiClient, state: State, gateways: Gateways, access: Access, missing: Callable[[], list[str]]
+        self,
+        client: ApiClient,
+        state: State,
+        gateways: Gateways,
+        access: Access,
+        playground: Playground | None,
+        missing: Callable[[], list[str]],
     ) -> None:
         self._client = client
         self._state = state
         self._gateways = gateways
         self._access = access
+        self._playground = playground
         self._missing = missing
         self._seal = Fernet(Fernet.generate_key())  # cookies reach all programs on a host, whatever their port
         self._streams = Counter[str]()  # open ones by the user's name
@@ -96,6 +107,10 @@ class App:
         app.router.add_get("/events", self._stream_overview)
         app.router.add_get("/services/{namespace}/{name}", self._show_service)
         app.router.add_get("/services/{namespace}/{name}/events", self._stream_service)
+        if self._playground is not None:
+            app.router.add_get("/services/{namespace}/{name}/try", partial(self._show_try, self._playground))
+            app.router.add_post("/services/{namespace}/{name}/try", partial(self._try, self._playground))
+            app.router.add_get("/stopped", self._show_stopped)
         return app
 
     @web.middleware
@@ -109,6 +124,8 @@ class App:
             request[_CALLER] = caller
             return await handler(request)
         except Unavailable as error:
+            if request.method == "POST":
+                return _build_stopped(f"Kubernetes does not answer: {error}.", 503)
             return _build_page(render_problem("Kubernetes does not answer", f"{error}. Try again."), 503)
 
     async def _show_live(self, _request: web.Request) -> web.Response:
@@ -187,7 +204,9 @@ class App:
             read_events(self._client, token, service.namespace, service.name),
         )
         read_at = self._state.read_at
-        return _build_page(render_service(detail, caller.name, receipts, events, problem, read_at))
+        has_playground = self._playground is not None
+        page = render_service(detail, caller.name, receipts, events, problem, read_at, has_playground=has_playground)
+        return _build_page(page)
 
     async def _stream_service(self, request: web.Request) -> web.StreamResponse:
         sent = ""
@@ -198,6 +217,29 @@ class App:
             return "" if sent == before else sent
 
         return await self._stream(request, render)
+
+    async def _show_try(self, playground: Playground, request: web.Request) -> web.Response:
+        caller = request[_CALLER]
+        return _build_page(playground.show(await self._find_line(request, caller), caller.name))
+
+    async def _try(self, playground: Playground, request: web.Request) -> web.StreamResponse:
+        """Send what changes on the page while a request of its form runs. The request ends if the browser leaves."""
+        caller = request[_CALLER]
+        try:
+            line = await self._find_line(request, caller)
+        except web.HTTPNotFound:
+            return _build_stopped("There is no such service.", 404)
+        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+        with contextlib.suppress(ConnectionError):
+            async with contextlib.aclosing(playground.answer(request, line, caller.name)) as changes:
+                async for text in changes:
+                    if not response.prepared:  # browsers send a whole form before they read
+                        await response.prepare(request)
+                    await response.write(_build_event(text))
+        return response
+
+    async def _show_stopped(self, _request: web.Request) -> web.Response:
+        return _build_page(render_playground("stopped"))
 
     async def _find_line(self, request: web.Request, caller: Caller) -> Line:
         """Return the line of the service in the path. Raises HTTPNotFound, also if the caller may not see it."""
@@ -256,7 +298,7 @@ def _build_event(text: str) -> bytes:
     """Return a message, or nothing without text. HTML drops rows of tables that follow other elements in a message."""
     if not text:
         return b""
-    return "".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n"
+    return "".join(f"data: {line}\n" for line in re.split("\r\n|\r|\n", text)).encode() + b"\n"
 
 
 def _build_stopped(reason: str, status: int) -> web.Response:
@@ -299,7 +341,7 @@ def _refuse(request: web.Request) -> web.Response:
     """Return the response to a request without a valid token."""
     if request.path == "/" and "Authorization" not in request.headers:
         return web.Response(status=303, headers={"Location": "/sign-in"})
-    if request.path.endswith(_STREAM_END):
+    if request.path.endswith(_STREAM_END) or request.method == "POST":
         response = _build_stopped(_EXPIRED, 401)
     else:
         response = _build_page(render_sign_in(_EXPIRED), 401)

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPTS_PAGE, STEPS_PAGE
+from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPT_PATH, RECEIPTS_PAGE, STEPS_PAGE
 from conveyor_console.figures import EngineFigures, Figures
 from conveyor_console.requests import Requests, sum_requests
 from conveyor_console.sharing import Shared
@@ -89,26 +89,34 @@ class Gateways:
         """Return the service's slowest requests of those that the gateways keep, the slowest first."""
         return await self._slowest.get(service, lambda: self._read_slowest(service))
 
+    async def read_receipt(self, request_id: str) -> RequestReceipt | None:
+        """Return the receipt of a request that has ended; None if no gateway keeps it."""
+        query = {"id": request_id}
+        pages = [self._read_page(each, RECEIPT_PATH, query, RequestReceipt) for each in self._gateways]
+        return next((receipt for receipt in await asyncio.gather(*pages) if receipt is not None), None)
+
     async def _read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         for gateway in random.sample(self._gateways, len(self._gateways)):
-            page = await self._read_page(gateway, STEPS_PAGE, service, EngineSteps)
+            page = await self._read_page(gateway, STEPS_PAGE, {"service": service}, EngineSteps)
             if page is not None:
                 return page.engines
         return {}
 
     async def _read_slowest(self, service: str) -> list[RequestReceipt]:
         pages = await asyncio.gather(
-            *(self._read_page(each, RECEIPTS_PAGE, service, SlowestReceipts) for each in self._gateways)
+            *(self._read_page(each, RECEIPTS_PAGE, {"service": service}, SlowestReceipts) for each in self._gateways)
         )
         receipts = [receipt for page in pages if page is not None for receipt in page.receipts]
         return sorted(receipts, key=lambda receipt: -receipt.seconds)[:_MAX_RECEIPTS]
 
-    async def _read_page(self, gateway: Gateway, path: str, service: str, kind: type[_Page]) -> _Page | None:
+    async def _read_page(
+        self, gateway: Gateway, path: str, query: Mapping[str, str], kind: type[_Page]
+    ) -> _Page | None:
         try:
-            page = await read_page(self._session, gateway, path, _TIMEOUT_SECONDS, {"service": service})
+            page = await read_page(self._session, gateway, path, _TIMEOUT_SECONDS, query)
             return None if page is None else msgspec.json.decode(page, type=kind)
         except (GatewayUnreadable, *_INVALID) as error:
-            logger.debug("event=page_unreadable path=%s service=%s error=%s", path, service, error)
+            logger.debug("event=page_unreadable path=%s query=%s error=%s", path, query, error)
             return None
 
     def _note_problems(self, reasons: Sequence[str]) -> None:
@@ -156,5 +164,5 @@ class Gateways:
 
     async def _read_service(self, gateway: Gateway, service: str) -> None:
         found = self._engines.setdefault(service, EngineFigures())
-        page = await self._read_page(gateway, ENGINES_PAGE, service, Engines)
+        page = await self._read_page(gateway, ENGINES_PAGE, {"service": service}, Engines)
         found.add({} if page is None else page.engines, time.monotonic())

@@ -133,9 +133,12 @@ def render_service(
     events: Sequence[Event],
     no_events: str,
     read_at: float,
+    *,
+    has_playground: bool,
 ) -> str:
     """Return the whole page. Receipts and Events do not change while it is open. read_at: Unix time of the rest."""
-    told, shown = list(map(explain_receipt, receipts)), {"events": events, "no_events": no_events}
+    told = list(map(explain_receipt, receipts))
+    shown = {"events": events, "no_events": no_events, "has_playground": has_playground}
     return _render("service.html", detail=detail, caller=caller, receipts=told, **shown, as_of=show_time(read_at))
 
 
@@ -150,6 +153,11 @@ def render_sign_in(problem: str = "") -> str:
 
 def render_problem(title: str, message: str) -> str:
     return _render("problem.html", title=title, message=message)
+
+
+def render_playground(part: str, **values: Any) -> str:
+    """Return the template of a part of the page for trying a service."""
+    return _render(f"try_{part}.html", **values)
 
 
 class Changes:

@@ -7,6 +7,7 @@ engines are part of it.
 import asyncio
 import logging
 import signal
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -16,10 +17,13 @@ from kubernetes.aio.client import ApiClient
 from conveyor_console.access import Access
 from conveyor_console.app import App
 from conveyor_console.gateways import Gateways
+from conveyor_console.playground.playground import Playground
+from conveyor_console.playground.relay import Relay
 from conveyor_console.services import Services, shown_collection
 from conveyor_console.settings import Settings
 from conveyor_console.state import State
 from conveyor_http.server import AppRunner, open_port
+from conveyor_kube.authorities import follow_authorities
 from conveyor_kube.gateways import gateway_slices
 from conveyor_kube.watch import Sink, WatchState, connect, watch_collection
 from conveyor_kube.watched_list import WatchedList
@@ -41,6 +45,9 @@ class Console:
         self._watches = [WatchState(each.name) for each in (*self._collections, self._slices)]
         self._services = Services()
         self._has_read = False
+        file = settings.playground_authorities
+        self._authorities_file = str(file) if file is not None and file.exists() else None
+        self._authorities = ssl.create_default_context(cafile=self._authorities_file)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set."""
@@ -51,7 +58,8 @@ class Console:
         ):
             self._gateways = Gateways(session, settings.read_seconds)
             self._state = State(self._services, self._gateways)
-            app = App(client, self._state, self._gateways, Access(client), self._list_missing).build()
+            playground = self._build_playground(session)
+            app = App(client, self._state, self._gateways, Access(client), playground, self._list_missing).build()
             runner = AppRunner(app, _MAX_CONNECTIONS, shutdown_timeout=1)
             await runner.setup()
             accepting = open_port(runner, settings.host, settings.port)
@@ -62,12 +70,20 @@ class Console:
                 await close_port(accepting)
                 await runner.cleanup()
 
+    def _build_playground(self, session: aiohttp.ClientSession) -> Playground | None:
+        settings = self._settings
+        if not settings.playground_url:
+            return None
+        relay = Relay(session, settings.playground_url.rstrip("/"), self._authorities)
+        return Playground(relay, self._gateways, self._state.find_line)
+
     async def _work(self, client: ApiClient, stop: asyncio.Event) -> None:
         sinks: list[Sink] = [*(self._services for _ in self._collections), WatchedList(self._gateways.set_slices)]
         watched = zip((*self._collections, self._slices), sinks, self._watches, strict=True)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(watch_collection(client, *each)) for each in watched]
             running += [tasks.create_task(self._repeat(read)) for read in (self._read, self._gateways.read_engines)]
+            running.append(tasks.create_task(follow_authorities(self._authorities_file, self._authorities)))
             await stop.wait()
             for task in running:
                 task.cancel()

@@ -81,6 +81,7 @@ class _Status(TypedDict):
     autoscaling: NotRequired[_Autoscaling | None]
     effective: NotRequired[_Effective | None]
     model: NotRequired[_Model | None]
+    url: NotRequired[str | None]
 
 
 class ShownBody(TypedDict):
@@ -137,6 +138,8 @@ class Service:
     last_start: tuple[tuple[str, str], ...] = ()
     """The parts of the last start of an engine, as (part, duration), the total first."""
     last_failure: str = ""
+    url: str = ""
+    """Of the service at the gateways."""
 
     @property
     def key(self) -> str:
@@ -200,6 +203,7 @@ def parse_service(body: Json) -> Service:
         conditions=tuple((clip(kind, 64), _build_condition(each)) for kind, each in conditions.items()),
         last_start=tuple((word, clip(start[part], 32)) for part, word in _STARTS.items() if start.get(part)),
         last_failure=clip(" ".join(failure[part] for part in ("time", "reason", "message") if failure.get(part)), 900),
+        url=clip(status.get("url") or "", 1024),
     )
 
 

@@ -133,6 +133,17 @@ def test_the_pages_policies_let_in_the_proxy_and_the_clients_and_nobody_else() -
     assert clients_let_in(objects, policy) == {"proxy", "job", "helm test", "proxy of a node"}
 
 
+def test_the_consoles_playground_may_send_requests_beside_named_clients() -> None:
+    objects = render("console.enabled=true", "console.playground=true", "networkPolicies.clientNamespaces={team-b}")
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    gateway, console = (find(objects, "Deployment", f"conveyor-{name}") for name in ("gateway", "console"))
+    labels = console["spec"]["template"]["metadata"]["labels"]
+    caller = {"namespace": console["metadata"]["namespace"], "labels": labels, "address": "10.244.0.5"}
+    pod = gateway["spec"]["template"]["metadata"]["labels"]
+    assert may_connect(policies, pod, names.GATEWAY_PORT, caller)
+    assert not may_connect(policies, pod, names.GATEWAY_PORT, {**caller, "namespace": "team-c"})
+
+
 def test_the_namespaces_of_clients_reach_no_other_port() -> None:
     policies = [find(render(f"networkPolicies.clientNamespaces={{{name}}}"), "NetworkPolicy", "conveyor-gateway")
                 for name in ("team-b", "conveyor-system")]  # fmt: skip

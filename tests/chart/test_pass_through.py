@@ -104,7 +104,7 @@ OWN: dict[str, Json] = {
         "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},
     },
-    "console": {"enabled": True},
+    "console": {"enabled": True, "playground": True},
     "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
 }
 WHOLE: Json = {
@@ -155,7 +155,12 @@ def test_every_value_of_the_whole_changes_what_is_rendered(rendered: list[Json],
 
 @pytest.mark.parametrize(("process", "value"), [(p, v) for p in PARTS for v in OWN[p]])
 def test_every_value_of_one_part_changes_what_is_rendered(process: str, value: str) -> None:
-    more = {"hostNetwork": {"httpsPort": 10251}, "clientHeader": {"trustedProxies": ["10.0.0.0/8"]}}.get(value, {})
+    others: dict[str, Json] = {
+        "hostNetwork": {"httpsPort": 10251},
+        "clientHeader": {"trustedProxies": ["10.0.0.0/8"]},
+        "playground": {"enabled": True},
+    }
+    more = others.get(value, {})
     assert render_json(**{process: {value: OWN[process][value], **more}}) != render_json(**{process: more})
 
 

@@ -39,6 +39,20 @@ def test_statuses_and_the_test_of_the_release_have_its_url() -> None:
     assert {"name": "tls", "secret": {"secretName": "gateway-tls", "items": items, "optional": True}} in test["volumes"]
 
 
+def test_the_console_tries_services_through_the_gateway_if_it_may() -> None:
+    def find_flags(*values: str) -> tuple[list[str], bool]:
+        console = find(render("console.enabled=true", *values), "Deployment", "conveyor-console")
+        spec = console["spec"]["template"]["spec"]
+        flags = [each for each in spec["containers"][0]["args"] if each.startswith("--playground")]
+        return flags, any(each["name"] == "tls" for each in spec["volumes"])
+
+    assert find_flags() == find_flags(SECRET) == ([], False)
+    plain = "--playground-url=http://conveyor-gateway.conveyor-system.svc.cluster.local"
+    assert find_flags("console.playground=true") == ([plain], False)
+    authorities = "--playground-authorities=/etc/conveyor/tls/ca.crt"
+    assert find_flags("console.playground=true", SECRET) == ([f"--playground-url={URL}", authorities], True)
+
+
 def test_a_url_for_clients_takes_precedence() -> None:
     objects = render(SECRET, "gateway.url=https://inference.example.com")
     (operator,) = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]["spec"]["containers"]

@@ -3,6 +3,7 @@
 // "scaled 1 -> 2" on its line. PICTURES is the folder for pictures of both pages.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
+import { tryService } from "./try.mjs";
 
 const [url, token, service, pictures] = process.argv.slice(2);
 const packages = createRequire(`${process.cwd()}/`);
@@ -34,7 +35,7 @@ async function look(name) {
 }
 
 async function checkNames(name) {
-  const unnamed = await page.$$eval("input, button, a, svg, table th", (elements) =>
+  const unnamed = await page.$$eval("input:not([type=hidden]), textarea, select, button, a, svg, table th", (elements) =>
     elements.filter((each) => !each.labels?.length && !each.ariaLabel && !each.textContent.trim()).map((each) => each.outerHTML),
   );
   assert.deepEqual(unnamed, [], `elements of ${name} without a name for screen readers`);
@@ -69,6 +70,7 @@ await page.waitForSelector(".steps svg rect");
 assert.equal(await page.$$eval("main img, main script", (found) => found.length), 0, "texts of tenants are text");
 await checkNames("the service's page");
 await look("service");
+await tryService(page, service, checkNames, look);
 
 await Promise.all([page.waitForNavigation(), page.click(".session button")]);
 assert.equal(new URL(page.url()).pathname, "/sign-in");

@@ -42,6 +42,12 @@ def gateway(crd: Api, kubeconfig: Path, system_namespace: str) -> Iterator[Gatew
         yield started
 
 
+@pytest.fixture(scope="module")
+def playground(kubeconfig: Path, system_namespace: str, gateway: GatewayProcess) -> Iterator[ConsoleProcess]:
+    with ConsoleProcess(kubeconfig, system_namespace, "--playground-url", f"{gateway.url}/") as started:
+        yield started
+
+
 @pytest.fixture
 def cluster(crd: Api, namespace: str) -> Iterator[Cluster]:
     cluster = Cluster(crd, namespace)

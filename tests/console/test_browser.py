@@ -38,7 +38,7 @@ def packages() -> Path:
 
 
 async def test_the_pages_work_in_a_browser(
-    console: ConsoleProcess,
+    playground: ConsoleProcess,
     engine: EngineServer,
     gateway: GatewayProcess,
     crd: Api,
@@ -56,20 +56,21 @@ async def test_the_pages_work_in_a_browser(
 
         await asyncio.to_thread(cluster.apply_service, "broken")
         await asyncio.to_thread(set_ready, cluster, "broken", DOWN, autoscaling={"message": HOSTILE})
-        await asyncio.to_thread(set_ready, cluster, "tiny", READY, readyReplicas=1, desiredReplicas=1)
+        url = f"{gateway.url}/{service}"
+        told: dict[str, object] = {"readyReplicas": 1, "model": {"name": "tiny", "task": "Generate"}, "url": url}
+        await asyncio.to_thread(set_ready, cluster, "tiny", READY, **told, desiredReplicas=1)
         sending = [asyncio.create_task(send()) for _ in range(6)]
         try:
-            command = ["node", str(PROGRAM), console.url, token, service, str(PICTURES)]
+            command = ["node", str(PROGRAM), playground.url, token, service, str(PICTURES)]
             process = await asyncio.create_subprocess_exec(
                 *command, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             assert process.stdout is not None
             line = await asyncio.wait_for(process.stdout.readline(), 60)
             decision = {"message": "scaled 1 -> 2: inference_in_flight 6 / 3 -> 2", "reason": "Decided"}
-            await asyncio.to_thread(
-                set_ready, cluster, "tiny", READY, readyReplicas=1, desiredReplicas=2, autoscaling=decision
-            )
-            _, errors = await asyncio.wait_for(process.communicate(), 90)
+            scaled = {**told, "desiredReplicas": 2, "autoscaling": decision}
+            await asyncio.to_thread(set_ready, cluster, "tiny", READY, **scaled)
+            _, errors = await asyncio.wait_for(process.communicate(), 150)
         finally:
             for task in sending:
                 task.cancel()

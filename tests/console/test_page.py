@@ -1,6 +1,7 @@
 """Tests the commands of docs/console.md."""
 
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 from tests.chart.installation import find, render
@@ -27,3 +28,10 @@ def test_the_page_s_account_sees_its_namespace(console: ConsoleProcess, kubeconf
     commands = [shlex.split(line.replace("team-a", cluster.namespace)) for line in BLOCKS[1].splitlines()]
     *_, token = [kubectl(kubeconfig, cluster.namespace, *command[3:]) for command in commands]
     console.wait_for("qwen", token.strip())
+
+
+def test_the_page_s_value_adds_the_playground() -> None:
+    command = shlex.split(BLOCKS[2])
+    values = [value for flag, value in pairwise(command) if flag == "--set"]
+    (container,) = find(render(*values), "Deployment", "conveyor-console")["spec"]["template"]["spec"]["containers"]
+    assert any(each.startswith("--playground-url=http") for each in container["args"])

@@ -280,3 +280,8 @@ spec:
 https://conveyor-gateway.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
 {{- end -}}
 {{- end -}}
+
+{{- /* The gateway's URL in the cluster. */}}
+{{- define "conveyor.gatewayUrl" -}}
+{{ include "conveyor.httpsUrl" . | default (printf "http://conveyor-gateway.%s.svc.%s" .Release.Namespace .Values.clusterDomain) }}
+{{- end -}}

@@ -1,0 +1,258 @@
+"""Reads answers of engines, which run tenants' images: what has another form than expected is shown as text. Pure."""
+
+import base64
+import binascii
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from conveyor_api.text import clip
+from conveyor_console.playground.api_requests import ApiRequest, Reading
+
+MAX_ROWS: Final = 100
+_MAX_SHOWN: Final = 20_000  # characters of an answer that is shown as it came
+_MAX_LABELS: Final = 5
+_FIRST_NUMBERS: Final = 4
+_KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}
+_INVALID: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+Usage = Mapping[str, Any] | None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    """An event of a chat, of a completion or of a transcript."""
+
+    choices: list[_Choice] | None = None
+    type: str = ""
+    delta: str = ""
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a stream."""
+
+    text: str = ""
+    thinking: str = ""
+    reason: str = ""
+    """Why the text ended; "" if it has not."""
+    usage: Usage = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is shown of a whole answer. `pictures`: data URIs."""
+
+    text: str = ""
+    table: Table | None = None
+    pictures: Sequence[str] = ()
+    usage: Usage = None
+
+
+class _Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+    usage: dict[str, Any] | None = None
+
+
+class _Result(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    results: list[_Result]
+    usage: dict[str, Any] | None = None
+
+
+class _Score(msgspec.Struct):
+    label: str
+    score: float
+
+
+class _Entity(msgspec.Struct):
+    entity: str
+    word: str
+    score: float
+
+
+class _Labelled(msgspec.Struct):
+    index: int
+    label: str = ""
+    probs: list[float] = msgspec.field(default_factory=list)
+    scores: list[_Score] = msgspec.field(default_factory=list)
+    entities: list[_Entity] = msgspec.field(default_factory=list)
+
+
+class _Labels(msgspec.Struct):
+    data: list[_Labelled]
+    usage: dict[str, Any] | None = None
+
+
+class _Picture(msgspec.Struct):
+    b64_json: str
+
+
+class _Pictures(msgspec.Struct):
+    data: list[_Picture]
+    usage: dict[str, Any] | None = None
+
+
+def read_event(data: bytes) -> Piece:
+    """Return what an event adds. data: JSON, without `data:`."""
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except _INVALID:
+        return Piece(problem="The engine sent an event that the console does not understand.")
+    if event.error is not None:
+        return Piece(problem=_describe(event.error))
+    if event.type:  # of a transcript
+        return Piece(event.delta, usage=event.usage, reason="stop" if event.type.endswith(".done") else "")
+    choice = event.choices[0] if event.choices else _Choice()
+    delta = choice.delta or _Delta()
+    text = delta.content or choice.text or ""
+    return Piece(text, delta.reasoning or "", choice.finish_reason or "", event.usage)
+
+
+def read_answer(request: ApiRequest, body: bytes) -> Answer:
+    """Return what is shown of a whole answer with status 200."""
+    try:
+        return _READERS[request.reading](request, body)
+    except (*_INVALID, LookupError, TypeError, OverflowError, binascii.Error):
+        return Answer(body[:_MAX_SHOWN].decode(errors="replace"))
+
+
+def describe_error(status: int, body: bytes, retry_after: str) -> str:
+    """Return a sentence about an answer that is an error, in the format of OpenAI's API or another one."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+    except _INVALID:
+        error = None
+    told = _describe(error) if error else body[:_MAX_SHOWN].decode(errors="replace") or "The answer is empty."
+    after = f" Try again in {retry_after} s." if retry_after.isascii() and retry_after.isdigit() else ""
+    return f"Status {status}: {told}{after}"
+
+
+def find_receipt(usage: Usage, header: str) -> str:
+    """Return the receipt in the answer, as JSON for people; "" if there is none. header: X-Receipt of the answer."""
+    receipt = (usage or {}).get("receipt")
+    try:
+        if receipt is None and header:
+            receipt = msgspec.json.decode(header)
+        return "" if receipt is None else json.dumps(receipt, indent=2)[:_MAX_SHOWN]
+    except _INVALID:
+        return ""
+
+
+def _describe(error: Any) -> str:
+    """Return the code and the message of an error. error: an object, or a text."""
+    if not isinstance(error, Mapping):
+        return clip(str(error))
+    code, message = error.get("code"), error.get("message")
+    return clip(f"{code}: {message}" if code else str(message))
+
+
+def _read_embeddings(request: ApiRequest, body: bytes) -> Answer:
+    answer = msgspec.json.decode(body, type=_Embeddings)
+    vectors = [each.embedding for each in answer.data[:MAX_ROWS]]
+    rows = [
+        (request.inputs[each.index], _show(_compare(vectors[0], vector)), str(len(vector)), _show_first(vector))
+        for each, vector in zip(answer.data, vectors, strict=False)
+    ]
+    table = Table(("Text", "Cosine with the first", "Numbers", "The first numbers"), rows)
+    return Answer(table=table, usage=answer.usage)
+
+
+def _compare(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the cosine of two vectors; 0 if one is 0."""
+    length = math.hypot(*first) * math.hypot(*second)
+    return sum(map(operator.mul, first, second)) / length if length else 0.0
+
+
+def _show_first(vector: Sequence[float]) -> str:
+    more = ", …" if len(vector) > _FIRST_NUMBERS else ""
+    return ", ".join(map(_show, vector[:_FIRST_NUMBERS])) + more
+
+
+def _show(number: float) -> str:
+    return f"{number:.4g}"
+
+
+def _read_ranking(request: ApiRequest, body: bytes) -> Answer:
+    answer = msgspec.json.decode(body, type=_Ranking)
+    rows = [(_show(each.relevance_score), request.inputs[each.index]) for each in answer.results[:MAX_ROWS]]
+    return Answer(table=Table(("Score", "Document"), rows), usage=answer.usage)
+
+
+def _read_labels(request: ApiRequest, body: bytes) -> Answer:
+    answer = msgspec.json.decode(body, type=_Labels)
+    rows = [
+        (request.inputs[each.index], each.label or _show_entities(each.entities), _show(max(each.probs, default=0.0)))
+        for each in answer.data[:MAX_ROWS]
+    ]
+    return Answer(table=Table(("Text", "Label", "Score"), rows), usage=answer.usage)
+
+
+def _show_entities(entities: Sequence[_Entity]) -> str:
+    return ", ".join(f"{each.word} ({each.entity})" for each in entities[:MAX_ROWS]) or "–"
+
+
+def _read_image_labels(_request: ApiRequest, body: bytes) -> Answer:
+    answer = msgspec.json.decode(body, type=_Labels)
+    rows = [(each.label, _show(each.score)) for each in answer.data[0].scores[:_MAX_LABELS]]
+    return Answer(table=Table(("Label", "Score"), rows), usage=answer.usage)
+
+
+def _read_pictures(_request: ApiRequest, body: bytes) -> Answer:
+    answer = msgspec.json.decode(body, type=_Pictures)
+    return Answer(pictures=[_build_uri(each.b64_json) for each in answer.data[:MAX_ROWS]], usage=answer.usage)
+
+
+def _build_uri(encoded: str) -> str:
+    """Return the data URI of a picture. Raises LookupError or binascii.Error if it is none that the page shows."""
+    start = base64.b64decode(encoded, validate=True)[:4]
+    kinds = [kind for magic, kind in _KINDS.items() if start.startswith(magic)]
+    return f"data:image/{kinds[0]};base64,{encoded}"
+
+
+def _read_tensors(_request: ApiRequest, body: bytes) -> Answer:
+    outputs = msgspec.json.decode(body, type=dict[str, Any])["outputs"]
+    return Answer("\n".join(json.dumps(each, ensure_ascii=False) for each in outputs)[:_MAX_SHOWN])
+
+
+_READERS: Final[Mapping[Reading, Callable[[ApiRequest, bytes], Answer]]] = {
+    "embeddings": _read_embeddings,
+    "ranking": _read_ranking,
+    "labels": _read_labels,
+    "image labels": _read_image_labels,
+    "pictures": _read_pictures,
+    "tensors": _read_tensors,
+}
