@@ -29,6 +29,7 @@ _METHODS: Final = {  # names of one method
     "modelopt_mixed": "modelopt",
 }
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
+_FP8_BITS: Final = 8
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
 _BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
@@ -45,7 +46,7 @@ class Declared:
     file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
     bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
     block, if scales are for blocks. kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration
-    shows none.
+    shows none. kept_on_gpus: the same for GPUs.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Declared:
     zero_offset: int = 0
     blocks: tuple[int | None, int | None] = (None, None)
     kept_bits: int = 0
+    kept_on_gpus: int = 0
 
     @property
     def where(self) -> str:
@@ -109,7 +111,8 @@ def read_declared(directory: Path) -> Declared | None:
         group_size=_read_number(settings, "group_size"),
         zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
         blocks=_read_blocks(method, settings),
-        kept_bits=_find_kept_bits(method, settings),
+        kept_bits=(kept := _find_kept_bits(method, settings)),
+        kept_on_gpus=kept or (_FP8_BITS if _is_fp8(method, settings) else 0),
     )
 
 
@@ -189,6 +192,16 @@ def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
     ((bits, group, is_symmetric),) = found
     fits = group is None or (type(group) is int and (group < 0 or group % 32 == 0))
     return bits if fits and (bits == 4 or (bits == 8 and method == "compressed-tensors" and is_symmetric)) else 0
+
+
+def _is_fp8(method: str, settings: Mapping[str, Any]) -> bool:
+    if method == "compressed-tensors":
+        groups = _object(settings, "config_groups")
+        kinds = [_object(_object(groups, name), "weights") for name in groups]
+        return bool(kinds) and all((each.get("type"), each.get("num_bits")) == ("float", _FP8_BITS) for each in kinds)
+    if method == "modelopt":
+        return str(settings.get("quant_algo")).startswith("FP8")
+    return method in ("fp8", "fbgemm_fp8")
 
 
 def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

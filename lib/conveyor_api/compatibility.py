@@ -148,12 +148,6 @@ TASK_RULES: Final = (
         (_QUANTIZATION := Field("model.quantization")),
     ),
     Rule(
-        f"!({_QUANTIZATION.cel}) || self.engine.device != 'CUDA'",
-        "model.quantization is for CPUs; set engine.device: Auto, or remove it",
-        lambda spec: not _QUANTIZATION.is_set(spec) or spec.engine.device != "CUDA",
-        field="model",
-    ),
-    Rule(
         "!has(self.speculation) || self.runtime == 'Conveyor' && self.engine.device != 'CUDA'"
         f" && (!has(self.task) || self.task in {list(_SPECULATION)})"
         " && (!has(self.batching.mode) || self.batching.mode != 'Static')",

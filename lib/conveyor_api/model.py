@@ -300,7 +300,7 @@ class Model(ApiModel):
     secret_ref: SecretRef | None = None
     """Credentials for a private or gated model of the hub, or for a bucket."""
     quantization: Quantization | None = None
-    """Rounds the weights of linear layers when an engine loads the model, on CPUs: INT8 to 8 bits, INT4 to 4 bits.
+    """Rounds the weights of linear layers when an engine loads the model: INT8 to 8 bits, INT4 to 4 bits.
     Default: the weights stay as they are. A change replaces the pods."""
     cache: Cache = Cache()
     """The cache of downloaded models."""

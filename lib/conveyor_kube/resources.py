@@ -27,7 +27,7 @@ class _DatedMetadata(Identity):
 class _Engine(TypedDict):
     maxModelLen: NotRequired[Any]
     image: NotRequired[Any]
-    device: NotRequired[Any]  # a rule of the spec compares it with `model.quantization`
+    device: NotRequired[Any]  # a rule of the spec compares it with `speculation`
 
 
 class _Autoscaling(TypedDict):

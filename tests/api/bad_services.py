@@ -379,7 +379,6 @@ BAD_SERVICES: tuple[Bad, ...] = (
         kvCache={"dtype": "FP8"},
     ),
     model("bits without kernels", ".quantization", 'supported values: "INT8", "INT4"', quantization="INT2"),
-    bad("fewer bits on a GPU", "spec.model", "model.quantization is for CPUs", model=ROUNDED),
     bad(
         "fewer bits of sound",
         "spec.model",

@@ -145,7 +145,9 @@ def test_rounded_weights_have_the_bytes_that_an_engine_keeps(tmp_path: Path, kin
         else:
             assert counted == quantizer.num_bytes + sum(each.nbytes for each in model.parameters())
             quantizer.check_share()
-    assert ("cpu" in lines_of(tmp_path)) == kind.startswith("qwen")
+    lines = lines_of(tmp_path)
+    assert ("rounded" in lines) == kind.startswith("qwen")
+    assert lines.get("rounded", "").endswith("on a CPU") == (kind == "qwen3_moe"), "GPUs keep experts in 16 bits"
 
 
 KEPT = [
@@ -169,9 +171,10 @@ RESTORED = [
 def test_published_bits_are_counted_where_a_cpu_keeps_them(tmp_path: Path, settings: dict[str, Any]) -> None:
     save_tiny_model("llama", tmp_path, hidden_size=64)
     change(tmp_path, quantization_config=settings)
-    line = lines_of(tmp_path).get("cpu")
-    assert (line is not None) == (settings in KEPT)
-    assert line is None or line.startswith(f"0.00 GB of weights: {settings['quant_method']}")
+    lines = lines_of(tmp_path)
+    for place, is_kept in (("cpu", settings in KEPT), ("gpu", settings in KEPT or settings in RESTORED[-2:])):
+        assert (place in lines) == is_kept
+        assert lines.get(place, "0.00 GB of weights: ").startswith("0.00 GB of weights: ")
 
 
 def test_a_quantized_model_has_the_bytes_of_16_bits_and_those_of_its_files(tmp_path: Path) -> None:

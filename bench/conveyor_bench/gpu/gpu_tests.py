@@ -28,6 +28,8 @@ FILES = (
     "execution/kernels/test_decode_plan.py",
     "execution/kernels/test_uniform.py",
     "execution/models/test_triton_layers.py",
+    "execution/kernels/test_packed_product.py",
+    "execution/models/test_gpu_packing.py",
     "test_on_gpu.py",
 )
 FILES_OF_TASKS = (

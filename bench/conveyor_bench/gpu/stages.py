@@ -23,6 +23,7 @@ STAGES = {
     for stage in (
         Stage("tests", "the tests marked `gpu`", "gpu_tests:run", needs=("pytest", "PIL")),
         Stage("kernels", "each kernel's time and share of the device's limits", "kernels:run", interprets=True),
+        Stage("weights", "products of weights in 4 and 8 bits", "weights:run", interprets=True),
         Stage("nano", "nano-vllm's bench", "throughput:run_nano"),
         Stage("one", "one request at a time, at both shapes", "throughput:run_one"),
         Stage("prompts", "first tokens, and prompts beside decodes, at both shapes", "prompts:run"),

@@ -101,7 +101,7 @@ class EngineConfig:
     )
     quantization: Quantization | None = setting(
         None,
-        "rounds the weights of linear layers when the model is loaded, on CPUs: int8 = 8 bits, int4 = 4 bits, and 8 "
+        "rounds the weights of linear layers when the model is loaded: int8 = 8 bits, int4 = 4 bits, and 8 "
         "for the head; default: the weights stay as they are",
         optional(literal(Quantization)),
     )

@@ -23,7 +23,7 @@ from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.quantize import Quantizer, check_quantization
+from conveyor_engine.execution.models.quantize import Quantizer, check_quantization, packs_on_gpu
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
@@ -75,9 +75,25 @@ class RunnerStart:
         self.progress(f"event=model_loading path={path} device={self.device} dtype={dtype_name(self.dtype)}{task}")
         if (declared := read_declared(Path(path))) is not None:
             self.progress(f"event=weights_restored format={quote(declared.name)} dtype={dtype_name(self.dtype)}")
-        if self._placement.world_size == 1:
+        if self._placement.world_size > 1:
+            return self._load_share(path)
+        if not self._packs:
             return self._load_model(path, self.model_config, self.dtype, self.device)
-        return self._load_share(path)
+        return self._move(self._load_model(path, self.model_config, self.dtype, torch.device("cpu")))
+
+    @property
+    def _packs(self) -> bool:
+        """Return whether weights of 8 or 4 bits stay so on a GPU."""
+        has_few_bits = self.config.quantization is not None or read_declared(Path(self.config.model)) is not None
+        return has_few_bits and self._kind.own_attention and packs_on_gpu(self.config, self.device)
+
+    def _move(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Move a model from the host to the device, and pack its weights on the way."""
+        if self._packs:
+            from conveyor_engine.execution.models.gpu_packing import pack_linears
+
+            pack_linears(model, self.config.quantization, self.device, self.progress)
+        return model.to(self.device)
 
     def _load_share(self, path: str) -> PreTrainedModel:
         """Load this rank's share of the model.
@@ -89,7 +105,7 @@ class RunnerStart:
             if turn == placement.rank:
                 whole = self._load_model(path, self.model_config, self.dtype, torch.device("cpu"))
                 self._partial_sums = divide_model(whole, placement.rank, placement.world_size)
-                model = whole.to(self.device)
+                model = self._move(whole)
             placement.wait_for_others()
         self.progress(f"event=model_divided ranks={placement.world_size} sums={len(self._partial_sums)}")
         return model
@@ -102,16 +118,20 @@ class RunnerStart:
         """
         if self.config.attention_backend != "torch":
             whole_layers = self.device.type != "cpu" or not self._partial_sums
-            quantizer = Quantizer(model, self.config.quantization)
+            quantizer = None if self._packs else Quantizer(model, self.config.quantization)
             fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-            quantizer.check_share()
-            quantizer.pack_embeddings()
-            if quantizer.num_rounded:
-                self.progress(f"event=weights_rounded {quantizer.summary}")
-                machine.give_back_memory()
+            if quantizer is not None:
+                self._end_rounding(quantizer)
         add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
+
+    def _end_rounding(self, quantizer: Quantizer) -> None:
+        quantizer.check_share()
+        quantizer.pack_embeddings()
+        if quantizer.num_rounded:
+            self.progress(f"event=weights_rounded {quantizer.summary}")
+            machine.give_back_memory()
 
     def find_step_bytes(
         self, model: PreTrainedModel, num_tokens: int, settings: str, run: Callable[[], object], num_logits: int = 0

@@ -81,14 +81,24 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     restored = f", restored from {declared.name}" if declared is not None else ""
     yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
     yield from _describe_rounded(built, task, declared, directory)
+    if (on_gpus := _count_on_gpus(built, declared)) is not None:
+        yield f"gpu      {_gb(on_gpus)} of weights: {declared and declared.name} is kept"
+        weight_bytes = on_gpus
     if task == "generate":
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
 
 
+def _count_on_gpus(model: PreTrainedModel, declared: Declared | None) -> int | None:
+    """Return the bytes of published weights whose bits a GPU keeps; None if it keeps none."""
+    if declared is None or not declared.kept_on_gpus:
+        return None
+    return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS, has_experts=False)
+
+
 def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None, directory: Path) -> Iterator[str]:
-    """Yield what the weights take on a CPU in fewer bits: in those of the files, or as `quantization` rounds them."""
+    """Yield what the weights take in fewer bits: on a CPU in those of the files, or as `quantization` rounds them."""
     if declared is not None:
         kept = None
         if declared.method == GGUF:
@@ -101,7 +111,7 @@ def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | No
     found = {bits: count_bytes(model, bits) for bits in (8, 4)} if task == "generate" else {}
     sizes = [f"{_gb(size)} with `quantization: INT{bits}`" for bits, size in found.items() if size is not None]
     if sizes:
-        yield f"cpu      {', '.join(sizes)}"
+        yield f"rounded  {', '.join(sizes)}{' on a CPU' if any(map(is_gated, model.modules())) else ''}"
 
 
 def _describe_family(config: PretrainedConfig, task: str) -> str:

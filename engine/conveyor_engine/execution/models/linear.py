@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.gpu_linear import GpuLinear, join_linears
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
 from conveyor_engine.execution.models.quantized.rounding import join_grids
 
 Linear = nn.Linear | PackedLinear
+Plain = nn.Linear | GpuLinear  # layers as models have them when `fuse` begins
 Kind = Literal["native", "onednn", "torch"]
 
 
@@ -38,12 +40,15 @@ def linear_kind(spec: LinearSpec) -> Kind:
     return "torch"
 
 
-def build_linear(linears: Sequence[nn.Linear]) -> Linear:
+def build_linear(linears: Sequence[Plain]) -> Linear:
     """Build one module for projections of the same input. Its output has their results side by side.
 
     The projections must be `stackable`.
     """
     assert stackable(linears)
+    packed = [linear for linear in linears if isinstance(linear, GpuLinear)]
+    if packed:
+        return packed[0] if len(packed) == 1 else join_linears(packed)
     kind = linear_kind(LinearSpec(linears[0].weight.device.type, linears[0].weight.dtype))
     if kind == "torch" and len(linears) == 1:
         return linears[0]
@@ -58,8 +63,13 @@ def build_linear(linears: Sequence[nn.Linear]) -> Linear:
     return NativeLinear(weight, bias, join_grids([getattr(linear, "grid", None) for linear in linears]))
 
 
-def stackable(linears: Sequence[nn.Linear]) -> bool:
-    """Return whether these are plain layers of one input size and one type, and all or none of them have a bias."""
+def stackable(linears: Sequence[Plain]) -> bool:
+    """Return whether these are layers of one input size and one type, and all or none of them have a bias.
+
+    They are plain ones, or have the same number of bits on a GPU.
+    """
+    if all(isinstance(linear, GpuLinear) for linear in linears):
+        return len({(linear.in_features, linear.kind) for linear in linears}) == 1
     kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
     return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
 

@@ -1,5 +1,7 @@
 """Linear layers for CPUs, with weights stored in the order in which the kernel reads them. Made by `linear`.
 
+`gpu_linear` has the one for GPUs.
+
 There are two kernels:
 - Our own kernel reads the weights once, in order, also for a single row, and uses AMX tiles if the CPU has them. If all
   linear layers of a decoder layer use it, one call can compute many such layers (`native.layer`). Our kernel also
@@ -21,9 +23,10 @@ _ONEDNN_ROWS = 32  # oneDNN optimizes its layout for this number of rows; other 
 class PackedLinear(nn.Module, ABC):
     """A linear layer, x (..., in) -> (..., out). It does not keep the plain matrix; `weight` unpacks it."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
+        """shape: (out, in)."""
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = shape
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     @property
@@ -37,7 +40,7 @@ class NativeLinear(PackedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, grid: Grid | None = None) -> None:
         """grid: of the checkpoint's whole numbers, which `quantize` keeps."""
-        super().__init__(weight, bias)
+        super().__init__((weight.shape[0], weight.shape[1]), bias)
         self.packed: native.Packed = native.pack_linear(weight)
         self.grid = grid
         self._dtype = weight.dtype
@@ -74,7 +77,7 @@ class OneDnnLinear(PackedLinear):
     """A linear layer that uses oneDNN, for bfloat16 if compiled kernels or their vector instructions are missing."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias)
+        super().__init__((weight.shape[0], weight.shape[1]), bias)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ONEDNN_ROWS)
 
     @property

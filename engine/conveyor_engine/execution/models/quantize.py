@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig, Quantization
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import native
+from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.models.experts import Experts, is_gated
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
@@ -46,22 +46,13 @@ class Quantizer:
     def summary(self) -> str:
         """Return what was done, for the log. kept: layers that no size of groups fits."""
         counts = f"linears={self.num_rounded} kept={self.num_kept} mib={self.num_bytes / 2**20:.0f}"
-        return f"{counts} share={self._find_share():.2f}"
+        return f"{counts} share={find_share(self._model, self._rounded_weights, self._kept_weights):.2f}"
 
     def check_share(self) -> None:
         """Reject `quantization` for a model most of whose weights keep 16 bits. Raises ConfigError."""
-        if self._quantization and (share := self._find_share()) < _MIN_SHARE:
-            raise ConfigError(
-                f"`quantization: {self._quantization}` is set, but only {100 * share:.0f} % of the weights of "
-                f"{type(self._model).__name__} are in layers that this engine can round; remove it"
-            )
-
-    def _find_share(self) -> float:
-        """Return how many of the weights are rounded, from 0 to 1. Embeddings, norms and biases do not count."""
-        others = (part for part in self._model.modules() if not isinstance(part, nn.Embedding))
-        plain = (parameter for part in others for parameter in part.parameters(recurse=False))
-        kept: int = self._kept_weights + sum(each.numel() for each in plain if each.dim() > 1)
-        return self._rounded_weights / max(1, self._rounded_weights + kept)
+        if self._quantization:
+            share = find_share(self._model, self._rounded_weights, self._kept_weights)
+            check_share(self._model, self._quantization, share)
 
     def __call__(self, module: nn.Module) -> None:
         head = self._model.get_output_embeddings()
@@ -119,6 +110,36 @@ class Quantizer:
         self.num_bytes += data.nbytes
 
 
+def choose_bits(quantization: Quantization, *, is_head: bool) -> int:
+    """Return how many bits a layer's numbers have."""
+    return _HEAD_BITS if is_head else _BITS[quantization]
+
+
+def find_share(model: nn.Module, rounded: int, kept: int = 0) -> float:
+    """Return how many of the weights are rounded, from 0 to 1. Embeddings, norms and biases do not count.
+
+    rounded, kept: the numbers of weights that are no parameters any more.
+    """
+    others = (part for part in model.modules() if not isinstance(part, nn.Embedding))
+    plain = (parameter for part in others for parameter in part.parameters(recurse=False))
+    kept += sum(each.numel() for each in plain if each.dim() > 1)
+    return rounded / max(1, rounded + kept)
+
+
+def check_share(model: nn.Module, quantization: Quantization, share: float) -> None:
+    """Reject `quantization` for a model most of whose weights keep 16 bits. Raises ConfigError."""
+    if share < _MIN_SHARE:
+        raise ConfigError(
+            f"`quantization: {quantization}` is set, but only {100 * share:.0f} % of the weights of "
+            f"{type(model).__name__} are in layers that this engine can round; remove it"
+        )
+
+
+def packs_on_gpu(config: EngineConfig, device: torch.device) -> bool:
+    """Return whether weights of 8 or 4 bits stay so on this device, which is no CPU."""
+    return kernels.why_missing(device) is None and config.attention_backend != "torch"
+
+
 def check_quantization(
     config: EngineConfig, device: torch.device, dtype: torch.dtype, declared: Declared | None
 ) -> None:
@@ -130,22 +151,29 @@ def check_quantization(
         raise ConfigError(
             f"{setting} is set, but the model's weights are quantized already ({declared.name}); remove it"
         )
+    if packs_on_gpu(config, device):
+        return
     if device.type != "cpu":
-        raise ConfigError(f"{setting} is for CPUs, and this engine runs on {device.type}; remove it")
+        raise ConfigError(f"{setting} needs Triton, and `attention_backend: auto`; remove it")
     if config.attention_backend == "torch" or linear_kind(LinearSpec(device.type, dtype)) != "native":
         raise ConfigError(
             f"{setting} needs the compiled kernels and a CPU with AVX2, and `attention_backend: auto`; remove it"
         )
 
 
-def count_bytes(model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS) -> int | None:
-    """Return the bytes of a model's weights if the layers that the kernels for CPUs compute have so many bits.
+def count_bytes(
+    model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS, *, has_experts: bool = True
+) -> int | None:
+    """Return the bytes of a model's weights if the layers that the kernels compute have so many bits.
 
-    Returns None if most weights are in other layers, as `Quantizer.check_share` does. The model may be on `meta`.
+    Returns None if most weights are in other layers, as `check_share` does. has_experts: whether the kernels compute
+    experts, as those for CPUs do. The model may be on `meta`.
     """
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
     head, sizes = model.get_output_embeddings(), dict[nn.Parameter, float]()
     for weight, part in _find_matrices(model).items():
+        if not has_experts and not isinstance(part, nn.Linear):
+            continue
         wanted = head_bits if part is head else bits
         group = find_group(weight.shape[-1], wanted) if wanted < _PLAIN_BITS else None
         sizes[weight] = wanted + _PLAIN_BITS / group if group else _PLAIN_BITS  # a scale in 16 bits

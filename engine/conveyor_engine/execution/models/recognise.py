@@ -17,7 +17,7 @@ from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
-from conveyor_engine.execution.models.linear import Linear, build_linear, stackable
+from conveyor_engine.execution.models.linear import Linear, Plain, build_linear, stackable
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer, find_parts
 from conveyor_engine.execution.models.trial import LAYER_SCALES, PART_SCALES, Calls, random, same
 
@@ -164,13 +164,13 @@ def _qkv_features(shape: LayerShape) -> int:
     return (shape.num_heads + shape.num_kv_heads) * shape.head_dim + shape.num_kv_heads * shape.value_dim
 
 
-def _linears(parts: dict[str, nn.Module], *choices: tuple[str, ...]) -> list[nn.Linear] | None:
+def _linears(parts: dict[str, nn.Module], *choices: tuple[str, ...]) -> list[Plain] | None:
     """Return the linear layers that the first matching choice names. A choice matches if the module has all of them.
 
     Returns None if one product cannot compute these layers, or if no choice matches.
     """
     for names in choices:
-        found = [part for name in names if isinstance(part := parts.get(name), nn.Linear)]
+        found = [part for name in names if isinstance(part := parts.get(name), Plain)]
         if len(found) == len(names):
             return found if stackable(found) else None
     return None

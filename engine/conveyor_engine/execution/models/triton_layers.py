@@ -19,6 +19,7 @@ from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.few_rows import MOST_ROWS, Norm, multiply_rows
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.models.adapters import without_adapters
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, RmsNorm, Rotation
 
 
@@ -59,7 +60,7 @@ class TritonDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """Compute the layer with the arguments and the result of transformers' decoder layers."""
-        if hidden_states.shape[1] <= MOST_ROWS and self._multiplies_rows:
+        if hidden_states.shape[1] <= self._most_rows and self._multiplies_rows:
             return self._compute_rows(hidden_states[0], position_embeddings, paged)[None]
         attended = self._attend(hidden_states, position_embeddings, paged)
         residual = residual_of(paged, self.self_attn.spec, hidden_states)
@@ -72,14 +73,21 @@ class TritonDecoderLayer(DecoderLayer):
         return hidden_states + computed
 
     @property
+    def _linears(self) -> tuple[nn.Module, ...]:
+        return self.self_attn.qkv_proj, self.self_attn.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj
+
+    @property
+    def _most_rows(self) -> int:
+        """Return how many rows `_compute_rows` takes. Of weights in few bits, the kernel takes one."""
+        return 1 if any(type(without_adapters(linear)) is GpuLinear for linear in self._linears) else MOST_ROWS
+
+    @property
     def _multiplies_rows(self) -> bool:
         """Return whether `_compute_rows` can compute this layer in this step."""
-        attention, mlp = self.self_attn, self.mlp
-        linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         return (
-            isinstance(attention, TritonAttention)
+            isinstance(self.self_attn, TritonAttention)
             and isinstance(self.before_attention, RmsNorm)
-            and all(type(without_adapters(linear)) is nn.Linear for linear in linears)
+            and all(type(without_adapters(linear)) in (nn.Linear, GpuLinear) for linear in self._linears)
         )
 
     def _compute_rows(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
@@ -103,6 +111,8 @@ def _norm(norm: nn.Module) -> Norm:
 def _multiply(linear: nn.Module, x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the result of `multiply_rows` for the layer's weight and bias."""
     linear = without_adapters(linear)
+    if isinstance(linear, GpuLinear):
+        return linear.multiply_row(x, **options)
     assert isinstance(linear, nn.Linear)
     return multiply_rows(x, linear.weight, linear.bias, **options)
 
@@ -120,6 +130,8 @@ def _multiply_and_add(
 def _add_product(residual: torch.Tensor, linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return residual + linear(x). Overwrites the residual if the product can add to it."""
     linear = without_adapters(linear)
+    if isinstance(linear, GpuLinear):
+        return linear.add_to(residual, x)
     if type(linear) is not nn.Linear or linear.bias is not None:
         added: torch.Tensor = residual + linear(x)
         return added

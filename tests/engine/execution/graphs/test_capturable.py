@@ -3,6 +3,7 @@
 transformers' own modules run with our attention on CUDA tensors without numbers. Reading a number raises an error.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES, make_confi
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
+from conveyor_engine.config.engine_config import Quantization
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.interface import Paged
@@ -20,6 +22,9 @@ from conveyor_engine.execution.graphs import decodes, mixed
 from conveyor_engine.execution.graphs.cuda import Work
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
+from conveyor_engine.execution.models import gpu_packing
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
+from conveyor_engine.execution.models.gpu_packing import pack_linears
 from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
@@ -50,12 +55,16 @@ def move(model: PreTrainedModel, dtype: torch.dtype) -> None:
                     moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=CUDA)
                     moved = moved.to(dtype) if moved.is_floating_point() else moved
                     tensors[name] = moved if tensors is module._buffers else torch.nn.Parameter(moved, False)
+        if isinstance(module, GpuLinear):
+            both = module.packed.numbers, module.packed.scales
+            numbers, scales = (torch.empty(x.shape, dtype=x.dtype, device=CUDA) for x in both)
+            module.packed = replace(module.packed, numbers=numbers, scales=scales)
 
 
-def capture_steps(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[StepGraphs, list[str]]:
-    """Return the graphs of a model of this kind on the fake GPU, and the log."""
-    interface.register()
-    model = make_model(kind, make_config(kind), interface.IMPLEMENTATION)
+def capture_steps(
+    model: PreTrainedModel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> tuple[StepGraphs, list[str], set[str]]:
+    """Return the graphs of a model on the fake GPU, lines of failures, and the kernels that were launched."""
     monkeypatch.setattr(native, "why_missing", lambda: "not on a GPU")
     keep_latents(model.requires_grad_(False))
     layers, _ = probe_layers(model, torch.device("cpu"))
@@ -81,7 +90,12 @@ def capture_steps(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
         graphs = StepGraphs([decodes.DecodeSteps(*how), mixed.MixedSteps(*how, 20)], how[0])
         graphs.capture(run_before, lines.append)
     assert launched
-    return graphs, [line for line in lines if "failed" in line]
+    return graphs, [line for line in lines if "failed" in line], {kernel.fn.__name__ for kernel in launched}
+
+
+def make(kind: str, **changes: Any) -> PreTrainedModel:
+    interface.register()
+    return make_model(kind, make_config(kind, **changes), interface.IMPLEMENTATION)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +107,7 @@ def capture_steps(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, failed = capture_steps(kind, torch.float32, monkeypatch)
+    graphs, failed, _ = capture_steps(make(kind), torch.float32, monkeypatch)
     assert not failed
     assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
 
@@ -104,6 +118,21 @@ def test_a_step_reads_no_number_from_the_device(kind: str, monkeypatch: pytest.M
 def test_a_step_of_experts_reads_none_on_an_h100(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 on 9.0, torch's grouped product gets the experts' numbers of tokens on the device."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    graphs, failed = capture_steps(kind, torch.bfloat16, monkeypatch)
+    graphs, failed, _ = capture_steps(make(kind), torch.bfloat16, monkeypatch)
     assert not failed
     assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
+
+
+@pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_a_step_with_weights_of_few_bits_reads_none_either(
+    quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", ())
+    monkeypatch.setattr(gpu_packing, "same", lambda *_: True)
+    model = make("qwen3", hidden_size=64, intermediate_size=128)
+    lines: list[str] = []
+    pack_linears(model, quantization, torch.device("cpu"), lines.append)
+    assert " kept=0 " in lines[0]
+    _, failed, launched = capture_steps(model, torch.float32, monkeypatch)
+    assert not failed
+    assert {"_multiply_packed", "_multiply_packed_row"} <= launched

@@ -22,12 +22,14 @@ import triton
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
 from tests.engine.execution.kernels.cuda_layers import (
     LATENTS,
+    PACKED,
     SHAPES,
     STEPS,
     WITH_IMAGES,
     prepare,
     prepare_attention,
     prepare_cuts,
+    prepare_product,
     prepare_sampling,
     prepare_uniforms,
 )
@@ -79,6 +81,15 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                     place = ("Gemma-2-2B", f"images, a chunk of a prompt, {kv_name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_attention(of_images, WITH_IMAGES, kv_dtype=kv_dtype)()
+            for name, packed in PACKED.items():
+                for step in STEPS:
+                    place = ("Llama-3.2-1B", f"{step}, {name}", capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare(SHAPES["Llama-3.2-1B"], STEPS[step], packed=packed)()
+                for rows in (16, 32):
+                    place = ("product", f"{rows} rows, {name}", capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare_product(packed, rows)()
             place = ("sampler", "draws", capability)
             with FakeTensorMode(), torch.inference_mode():
                 prepare_uniforms(64)()

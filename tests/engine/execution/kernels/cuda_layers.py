@@ -18,7 +18,9 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels.cut import cut
 from conveyor_engine.execution.kernels.sample import sample
 from conveyor_engine.execution.kernels.uniform import uniform_numbers
+from conveyor_engine.execution.kernels.weights import Kind, Weights
 from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
 from conveyor_engine.execution.models.recognise import attention_class, layer_class
@@ -80,10 +82,47 @@ STEPS = {
 WITH_IMAGES = Step(((500, 900),), sees_ahead=True)  # only for layers that are not ours
 
 
-def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLayer:
+@dataclass(frozen=True)
+class Packed:
+    """A format of weights in few bits. group: 0 for one scale of a row."""
+
+    kind: Kind
+    group: int = 0
+    has_zeros: bool = False
+    has_bias: bool = False
+
+
+PACKED = {
+    "int4": Packed("int4", 32, has_bias=True),
+    "int4 with zeros": Packed("int4", 128, has_zeros=True),
+    "int8": Packed("int8"),
+    "fp8": Packed("fp8", 128),
+}
+
+
+def make_packed(packed: Packed, columns: int, size: int, dtype: torch.dtype = torch.bfloat16) -> GpuLinear:
+    width, groups = columns // 2 if packed.kind == "int4" else columns, columns // (packed.group or columns)
+    stored = torch.int8 if packed.kind == "int8" else torch.uint8
+    numbers, scales = torch.empty((size, width), dtype=stored, device=CUDA), torch.empty((groups, size), device=CUDA)
+    zeros = torch.empty((groups, size), dtype=torch.uint8, device=CUDA) if packed.has_zeros else None
+    bias = torch.empty(size, dtype=dtype, device=CUDA) if packed.has_bias else None
+    return GpuLinear(Weights(packed.kind, numbers, scales.to(dtype), zeros), bias, dtype)
+
+
+def prepare_product(packed: Packed, rows: int) -> Callable[[], object]:
+    """Return the call of a product of so many rows, whose inputs it has to divide into parts."""
+    linear = make_packed(packed, 8192, 2048)
+    return partial(linear, torch.empty((rows, 8192), dtype=torch.bfloat16, device=CUDA))
+
+
+def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16, packed: Packed | None = None) -> DecoderLayer:
     """Make a layer as `recognise` makes it from a model's own layer."""
     heads, elementwise = shape.heads, choose_elementwise(CUDA, dtype)
-    linear = partial(nn.Linear, bias=False, device=CUDA, dtype=dtype)
+    linear: Callable[[int, int], nn.Linear | GpuLinear]
+    if packed is None:
+        linear = partial(nn.Linear, bias=False, device=CUDA, dtype=dtype)
+    else:
+        linear = partial(make_packed, packed, dtype=dtype)
 
     def norm(size: int) -> RmsNorm:
         return RmsNorm(torch.empty(size, device=CUDA, dtype=dtype), 1e-6, float(shape.sandwich))
@@ -151,10 +190,14 @@ def prepare_attention(
 
 
 def prepare(
-    shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
+    shape: Shape,
+    step: Step,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    packed: Packed | None = None,
 ) -> Callable[[], object]:
     """Return the call of a layer, with all of a step's data prepared."""
-    layer, paged = make_layer(shape, dtype), make_paged(shape, step, dtype, kv_dtype)
+    layer, paged = make_layer(shape, dtype, packed), make_paged(shape, step, dtype, kv_dtype)
     tokens = paged.metadata.num_tokens
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
     hidden_states = torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA)

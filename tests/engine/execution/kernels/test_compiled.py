@@ -17,7 +17,7 @@ from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, cop
 ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_attend_latents", "_silu_mul"),
-    "_multiply_rows",
+    *("_multiply_rows", "_multiply_packed_row", "_multiply_packed", "_join_parts", "_restore"),
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 ATTENTION = {"_attend", "_attend_latents"}
@@ -110,6 +110,14 @@ def test_keys_and_values_are_copied_while_the_tile_before_them_is_computed_with(
 def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list[Compiled]) -> None:
     loops = loops_of_attention(compiled)
     assert all(any("ld.global.b32" in line for line in loop) for loop in loops.values()), "in the block table"
+    assert [kernel for kernel, loop in loops.items() if copied_from_loaded_addresses(loop)] == []
+
+
+def test_numbers_of_few_bits_are_copied_while_those_before_them_are_multiplied(compiled: list[Compiled]) -> None:
+    """Two tiles or more of weights and rows are on their way, and no copy waits for a scale."""
+    loops = {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name == "_multiply_packed"}
+    assert len(loops) >= 4
+    assert [kernel for kernel, loop in loops.items() if copies_in_flight(loop) < 4] == []
     assert [kernel for kernel, loop in loops.items() if copied_from_loaded_addresses(loop)] == []
 
 

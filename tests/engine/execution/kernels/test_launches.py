@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_cuts, prepare_sampling
+from tests.engine.execution.kernels.cuda_layers import PACKED, SHAPES, STEPS, prepare, prepare_cuts, prepare_sampling
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,6 +69,26 @@ def test_a_layer_of_few_rows_launches_six(
     launched: Callable[[str, str, int], list[str]], shape: str, step: str
 ) -> None:
     assert launched(shape, step, 2) == [*OF_FEW_ROWS[:2], "_plan_decodes", *OF_FEW_ROWS[2:], *OF_FEW_ROWS]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_weights_of_few_bits_add_only_the_sums_of_divided_products(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A whole layer reads no number from the device. A product of many rows restores its weights."""
+    packed, launched = PACKED[name], {}
+    for step in STEPS:
+        with FakeTensorMode(), torch.inference_mode():
+            call = prepare(SHAPES["Llama-3.2-1B"], STEPS[step], packed=packed)
+            with Launches(monkeypatch) as launches:
+                call()
+        launched[step] = launches.names
+    product = ["_multiply_packed", "_join_parts"]
+    between = ["_prepare_heads", "_plan_decodes", "_attend"]
+    decodes = ["_rms_norm", *product, *between, *product, "_rms_norm", *product, "_silu_mul", *product]
+    without_parts = [kernel for kernel in launched["decodes"] if kernel != "_join_parts"]
+    assert without_parts == [kernel for kernel in decodes if kernel != "_join_parts"]
+    of_a_row = ["_multiply_packed_row", *between, *["_multiply_packed_row"] * 3]
+    assert launched["one long decode"] == of_a_row
+    assert {"_restore", "_multiply_packed"} & {*launched["a chunk of a prompt"]} == {"_restore"}
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(

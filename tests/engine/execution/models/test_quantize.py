@@ -254,7 +254,7 @@ def test_adapters_are_added_to_rounded_weights(tmp_path: Path) -> None:
 def test_what_cannot_be_rounded_is_refused_by_name(reference: Reference, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`quantization: int8`.*needs the compiled kernels and a CPU with AVX2"):
         reference.make_core(quantization="int8")
-    with pytest.raises(ConfigError, match=r"`quantization: int4` is for CPUs, and this engine runs on cuda"):
+    with pytest.raises(ConfigError, match=r"`quantization: int4` needs Triton, and `attention_backend: auto`"):
         check_quantization(reference.make_config(quantization="int4"), torch.device("cuda"), torch.float16, None)
     other_layers = Reference("gpt2", tmp_path / "gpt2", hidden_size=64)
     with pytest.raises(ConfigError, match=r"only 8 % of the weights of GPT2LMHeadModel are in layers that this"):

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from conveyor_engine.execution.models.quantized.layouts import (
     find_bits,
+    read_scales,
     restore_awq,
     restore_gptq,
     restore_packed,
     restore_scaled,
     unpack_awq,
 )
-from conveyor_engine.execution.models.quantized.numbers import unpack_words
+from conveyor_engine.execution.models.quantized.numbers import spread, unpack_words
 from conveyor_engine.execution.models.quantized.reading import Restored, Restoring
 from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
@@ -67,12 +68,29 @@ def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int) ->
 
 
 def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    if parts[""].kind == "F8_E4M3":
+        return _read_fp8(parts, declared, columns)
     scales, rows = parts["_scale"][...] if "_scale" in parts else None, parts[""].shape[0]
     if scales is None or parts[""].kind != "I8" or "_zero_point" in parts or len(parts[""].shape) != 2:
         return None
     scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
     scales = scales.expand(rows, 1) if scales.numel() == 1 else scales
     return _make_grid(8, scales, None, columns) if len(scales) == rows else None
+
+
+def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    """Return the grid of FP8, which the kernels for GPUs keep: with a scale for the tensor, each row or each block."""
+    rows = parts[""].shape[0]
+    scales = read_scales({end: part[...] for end, part in parts.items() if end.startswith("_scale")})
+    if "_zero_point" in parts or len(parts[""].shape) != 2 or scales.dim() > 2:
+        return None
+    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
+    scales = spread(scales, (rows, scales.shape[1]), (declared.blocks[0], None)).expand(rows, -1)
+    each, rest = divmod(columns, scales.shape[1])
+    blocks = declared.blocks[1] if scales.shape[1] > 1 else None
+    if rest or each % GROUPS[-1] or each != (blocks or each):
+        return None
+    return Grid(8, scales.contiguous(), is_float=True)
 
 
 def _read_packed(parts: _Parts, declared: Declared, columns: int) -> Grid | None:

@@ -49,16 +49,19 @@ class Layout:
 
 def restore_scaled(parts: Parts, declared: Declared) -> Tensor:
     """FP8 or INT8, with a scale for the tensor, for each row, group or block. Symmetric, or with zero points."""
-    numbers = parts[""].to(torch.float32)
+    numbers, scales = parts[""].to(torch.float32), read_scales(parts)
+    if (zeros := parts.get("_zero_point")) is not None:
+        numbers -= spread(zeros.to(torch.float32), numbers.shape, declared.blocks)
+    return numbers.mul_(spread(scales, numbers.shape, declared.blocks))
+
+
+def read_scales(parts: Parts) -> Tensor:
+    """Return the scales of `restore_scaled`, float32."""
     scales = parts["_scale_inv"] if "_scale_inv" in parts else parts["_scale"]
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         scales = read_exponents(scales)
     scales = scales.to(torch.float32)
-    if scales.dim() == 4:  # ModelOpt's blocks: (rows, 1, columns, 1)
-        scales = scales[:, 0, :, 0]
-    if (zeros := parts.get("_zero_point")) is not None:
-        numbers -= spread(zeros.to(torch.float32), numbers.shape, declared.blocks)
-    return numbers.mul_(spread(scales, numbers.shape, declared.blocks))
+    return scales[:, 0, :, 0] if scales.dim() == 4 else scales  # ModelOpt's blocks: (rows, 1, columns, 1)
 
 
 def restore_packed(parts: Parts, declared: Declared) -> Tensor:

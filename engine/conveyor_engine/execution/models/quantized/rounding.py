@@ -17,6 +17,7 @@ from conveyor_engine.execution.native.experts import PackedStack
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
 SMALLEST_GROUP: Final = 16  # of blocks of GGUF files
 _OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
+_FP8_MAX: Final = 448.0
 _PANELS: Final = 16  # rounded at once, which bounds the memory beside the weights
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
 _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -28,7 +29,8 @@ class Grid:
 
     scales: (out, groups), float32, bfloat16 or float16. Or int8: then scales, and minima, are multiplied by `factors`.
     zeros: int16 (out, groups); None for half of 2^bits. minima: int8 (out, groups).
-    factors: float16 (out, in / 256, 1 or 2), of scales and of minima.
+    factors: float16 (out, in / 256, 1 or 2), of scales and of minima. is_float: the numbers are FP8 E4M3, and a uint8
+    has the bits of one.
     """
 
     bits: int
@@ -36,6 +38,7 @@ class Grid:
     zeros: Tensor | None = None
     minima: Tensor | None = None
     factors: Tensor | None = None
+    is_float: bool = False
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -44,21 +47,33 @@ class Grid:
     @property
     def kind(self) -> tuple[object, ...]:
         """Return what grids that can be joined have in common."""
-        return self.bits, *(part if part is None else (part.dtype, part.shape[1:]) for part in self.parts)
+        parts = (part if part is None else (part.dtype, part.shape[1:]) for part in self.parts)
+        return self.bits, self.is_float, *parts
 
     def replace(self, change: Callable[[Tensor], Tensor]) -> "Grid":
         """Return a grid with other rows."""
         zeros, minima, factors = (part if part is None else change(part) for part in self.parts[1:])
-        return Grid(self.bits, change(self.scales), zeros, minima, factors)
+        return Grid(self.bits, change(self.scales), zeros, minima, factors, self.is_float)
 
     def take(self, first: int, count: int) -> "Grid":
         """Return the grid of `count` rows."""
         return self.replace(lambda part: part[first : first + count])
 
+    def divide(self, dim: int, rank: int, world_size: int) -> "Grid | None":
+        """Return a rank's share of outputs (dim 0) or inputs (dim 1); None if it has no whole groups."""
+        if dim == 1 and self.scales.shape[1] == 1:
+            return self
+        if any(part is not None and part.shape[dim] % world_size for part in self.parts):
+            return None
+        return self.replace(lambda part: part.chunk(world_size, dim)[rank].contiguous())
+
     def round(self, weight: Tensor) -> Tensor:
         """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
         scales, starts = self._widen()
         grouped = weight.float().view(*self.scales.shape, -1)
+        if self.is_float:
+            numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).clamp_(-_FP8_MAX, _FP8_MAX)
+            return numbers.to(torch.float8_e4m3fn).view(torch.uint8).view(weight.shape)
         if self.minima is not None:
             grouped = grouped + starts[..., None]
         numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).round_()
@@ -69,6 +84,9 @@ class Grid:
     def read(self, numbers: Tensor) -> Tensor:
         """Return what the numbers (out, in) stand for, float32."""
         scales, starts = self._widen()
+        if self.is_float:
+            wide = numbers.view(torch.float8_e4m3fn).float().view(*self.scales.shape, -1)
+            return wide.mul_(scales[..., None]).view(numbers.shape)
         grouped = numbers.view(*self.scales.shape, -1).float()
         if self.minima is not None:
             grouped = grouped.mul_(scales[..., None]).sub_(starts[..., None])
@@ -79,7 +97,7 @@ class Grid:
     def _widen(self) -> tuple[Tensor, Tensor]:
         """Return scales and minima, or zeros, of all groups."""
         scales, starts = self.scales.float(), self.minima if self.minima is not None else self.zeros
-        starts = torch.tensor([[1 << self.bits - 1]]) if starts is None else starts
+        starts = torch.tensor([[1 << self.bits - 1]], device=scales.device) if starts is None else starts
         if self.factors is None:
             return scales, starts.float()
         wide = self.factors.float().repeat_interleave(scales.shape[1] // self.factors.shape[1], 1)
@@ -125,7 +143,9 @@ def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
         found = [_spread_blocks(grid) for grid in found]
     columns = zip(*(grid.parts for grid in found), strict=True)
     parts = ([part for part in column if part is not None] for column in columns)
-    return Grid(found[0].bits, *(torch.cat(part) if part else None for part in parts))  # type: ignore[arg-type]
+    scales, zeros, minima, factors = (torch.cat(part) if part else None for part in parts)
+    assert scales is not None
+    return Grid(found[0].bits, scales, zeros, minima, factors, found[0].is_float)
 
 
 def _spread_blocks(grid: Grid) -> Grid:
@@ -145,6 +165,8 @@ def quantize(weight: native.Packed, bits: int, grid: Grid | None = None) -> nati
 
     grid: the values that the weight has, but for bfloat16's rounding; None if it has others.
     """
+    if grid is not None and grid.is_float:
+        return None  # only GPUs have kernels for them
     assert isinstance(weight, native.PackedWeight)
     group = find_group(weight.in_features, bits) if grid is None else weight.in_features // grid.scales.shape[1]
     if group not in (*GROUPS, SMALLEST_GROUP) or (

@@ -17,6 +17,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models.head import split_head
 from conveyor_engine.execution.models.kinds import TOKEN_SCORER
+from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
 from conveyor_engine.execution.start import Progress, RunnerStart
@@ -55,9 +56,10 @@ class TokenScorer(PackedRunner):
 def _keep_rows(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
     """Replace the model's last layer by its rows for these tokens. Raises ModelError if it has no such layer."""
     whole = model.get_output_embeddings()
-    if not isinstance(whole, nn.Linear):
+    if not isinstance(whole, nn.Linear | PackedLinear):
         raise ModelError(f"{type(model).__name__} has no linear layer that computes its logits")
     rows = nn.Linear(whole.in_features, len(token_ids), bias=whole.bias is not None, device="meta")
-    kept = {name: tensor[list(token_ids)].clone() for name, tensor in whole.state_dict().items()}
+    whole_parts = {"weight": whole.weight} | ({} if whole.bias is None else {"bias": whole.bias})
+    kept = {name: tensor[list(token_ids)].clone() for name, tensor in whole_parts.items()}
     rows.load_state_dict(kept, assign=True)
     model.set_output_embeddings(rows.requires_grad_(False))

@@ -1,0 +1,257 @@
+"""Multiplies rows with weights of 4 or 8 bits, which stay so in memory.
+
+- Up to 256 rows: a kernel that makes the numbers of each tile 16 bits wide in registers and multiplies on tensor cores.
+  Scales are applied to the sums of a group. A product with few tiles is split along its inputs, and another kernel
+  adds up the parts.
+- For more rows, some outputs at a time are restored to 16 bits, and cuBLAS multiplies. What is restored fits into the
+  cache that all multiprocessors share, so memory is read in the small format only.
+
+A lone row of a decoder layer has a kernel of its own (`packed_row`).
+"""
+
+# Triton compiles the kernels from their source and interprets annotations differently, so they have none.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+from conveyor_engine.execution.kernels.weights import PAIR, Weights
+
+_MOST_ROWS = 256  # from here on, each tile of weights would be widened more than four times
+_RESTORED = 2**24  # numbers restored at once: 32 MiB
+_PROGRAMS = 512  # at least so many, if the parts of a split product stay longer than this:
+_LEAST_BLOCKS = 8
+_TILES = ((16, 64, 4), (32, 64, 4), (64, 128, 8))  # rows, outputs, warps
+_NUM_STAGES = 4
+_BYTES = tl.constexpr(PAIR)
+_JOINED = 1024
+_OUTPUTS, _RESTORED_BYTES = 8, 256  # of a program that restores
+FP8_SCALE = tl.constexpr(256.0)
+
+
+@triton.jit
+def widen(stored, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.constexpr):
+    """Return stored bytes as numbers of TYPE: of int4 plus `offset_of`, of FP8 divided by 256."""
+    if KIND == "int8":
+        return stored.to(TYPE)
+    if KIND == "fp8":  # with the bias of float16's exponents, and one bit less in front of it
+        bits = stored.to(tl.uint16)
+        return (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True).to(TYPE)
+    number = stored >> 4 if HIGH else stored & 15
+    if tl.bfloat16 == TYPE:
+        return (number.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    if tl.float16 == TYPE:
+        return (number.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
+    return number.to(TYPE)
+
+
+@triton.jit
+def offset_of(TYPE: tl.constexpr):
+    """Return what `widen` adds: the number in whose last bits a number of 4 bits fits."""
+    if tl.bfloat16 == TYPE:
+        return 128
+    if tl.float16 == TYPE:
+        return 1024
+    return 0
+
+
+@triton.jit
+def _find_group(column, columns, GROUP: tl.constexpr):
+    """Return the group of a column, or of the last one; GROUP: 0 if a row has one scale."""
+    return 0 if GROUP == 0 else min(column, columns - 1) // GROUP
+
+
+@triton.jit
+def _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS: tl.constexpr):
+    scale = tl.load(scales + group * size + outputs, mask=real, other=0.0).to(tl.float32)
+    if HAS_ZEROS:
+        return scale, tl.load(zeros + group * size + outputs, mask=real, other=0).to(tl.float32)
+    return scale, tl.full(outputs.shape, 8, tl.float32)
+
+
+@triton.jit
+def _subtract(stored, zero, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.constexpr):
+    """Return numbers less their zeros, exactly."""
+    numbers = widen(stored, KIND, HIGH, TYPE)
+    if KIND == "int4":
+        numbers -= (zero + offset_of(TYPE)).to(TYPE)[:, None]
+    return numbers
+
+
+@triton.jit
+def _multiply_packed(
+    x, numbers, scales, zeros, bias, residual, out,
+    num_rows, size, columns, width, blocks_each,
+    GROUP: tl.constexpr, KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_PART: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = x.dtype.element_ty
+    OF_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
+    COLUMNS: tl.constexpr = _BYTES * OF_BYTE
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real, are_rows = outputs < size, rows < num_rows
+    each = tl.arange(0, _BYTES)
+    lines = numbers + outputs.to(tl.int64)[:, None] * width + each[None, :]
+    inputs = x + rows.to(tl.int64)[None, :] * columns + each[:, None]
+    first = tl.program_id(2) * blocks_each
+    last = min(first + blocks_each, width // _BYTES)
+    sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    group = _find_group(first * COLUMNS, columns, GROUP)
+    scale, zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+    for block in range(first, last):
+        stored = tl.load(lines + block * _BYTES, mask=real[:, None], other=0)
+        # Scales are loaded while the numbers before them are multiplied.
+        if GROUP == 0 or GROUP >= COLUMNS:
+            group = _find_group((block + 1) * COLUMNS, columns, GROUP)
+            next_scale, next_zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+            part = tl.zeros([OUTPUTS, ROWS], tl.float32) if GROUP > 0 else sums
+            for high in tl.static_range(OF_BYTE):
+                values = tl.load(inputs + block * COLUMNS + high * _BYTES, mask=are_rows[None, :], other=0.0)
+                part = tl.dot(_subtract(stored, zero, KIND, high == 1, TYPE), values, part, input_precision="ieee")
+            sums = sums + part * scale[:, None] if GROUP > 0 else part
+            scale, zero = next_scale, next_zero
+        else:
+            for high in tl.static_range(OF_BYTE):
+                begin = block * COLUMNS + high * _BYTES
+                group = _find_group(begin + _BYTES, columns, GROUP)
+                next_scale, next_zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+                values = tl.load(inputs + begin, mask=are_rows[None, :], other=0.0)
+                part = tl.dot(_subtract(stored, zero, KIND, high == 1, TYPE), values, input_precision="ieee")
+                sums += part * scale[:, None]
+                scale, zero = next_scale, next_zero
+    if GROUP == 0:
+        sums *= scale[:, None]
+    if KIND == "fp8":
+        sums *= FP8_SCALE
+    places = rows.to(tl.int64)[None, :] * size + outputs[:, None]
+    inside = real[:, None] & are_rows[None, :]
+    if IS_PART:
+        places += tl.program_id(2).to(tl.int64) * num_rows * size
+    if HAS_BIAS:
+        sums += tl.load(bias + outputs, mask=real, other=0.0).to(tl.float32)[:, None]
+    if HAS_RESIDUAL:
+        sums += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + places, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _join_parts(
+    parts, bias, residual, out, num_parts, count, size,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = places < count
+    sums = tl.zeros([BLOCK], tl.float32)
+    for part in range(num_parts):
+        sums += tl.load(parts + part * count + places, mask=real, other=0.0)
+    if HAS_BIAS:
+        sums += tl.load(bias + places % size, mask=real, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        sums += tl.load(residual + places, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + places, sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _restore(
+    numbers, scales, zeros, out, first, count, size, columns, width,
+    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    OUTPUTS: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    OF_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
+    rows = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    outputs = first + rows
+    places = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    inside = (rows < count)[:, None] & (places < width)[None, :]
+    stored = tl.load(numbers + outputs.to(tl.int64)[:, None] * width + places[None, :], mask=inside, other=0)
+    for high in tl.static_range(OF_BYTE):
+        inputs = places // _BYTES * (_BYTES * OF_BYTE) + places % _BYTES + high * _BYTES
+        groups = (inputs * 0 if GROUP == 0 else inputs // GROUP)[None, :] * size + outputs[:, None]
+        weights = widen(stored, KIND, high == 1, tl.float32)
+        if HAS_ZEROS:
+            weights -= tl.load(zeros + groups, mask=inside, other=0).to(tl.float32)
+        elif KIND == "int4":
+            weights -= 8
+        elif KIND == "fp8":
+            weights *= FP8_SCALE
+        weights *= tl.load(scales + groups, mask=inside, other=0.0).to(tl.float32)
+        restored = out + rows.to(tl.int64)[:, None] * columns + inputs[None, :]
+        tl.store(restored, weights.to(out.dtype.element_ty), mask=inside)
+
+
+def multiply(
+    x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x (rows, in) @ weights^T + bias (out,) + residual (rows, out), rounded once."""
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    run = _multiply_few if len(x) <= _MOST_ROWS else _multiply_many
+    return run(x, weights, bias, residual)
+
+
+def _multiply_few(
+    x: torch.Tensor, weights: Weights, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    (num_rows, columns), size = x.shape, weights.out_features
+    assert columns == weights.in_features
+    rows, outputs, num_warps = next((tile for tile in _TILES if num_rows <= tile[0]), _TILES[-1])
+    tiles = triton.cdiv(size, outputs), triton.cdiv(num_rows, rows)
+    width = weights.numbers.shape[1]
+    blocks = width // PAIR
+    # The parts, in float32, must not be larger than the weights.
+    parts = min(_PROGRAMS // (tiles[0] * tiles[1]), blocks // _LEAST_BLOCKS, width // (8 * rows))
+    each = triton.cdiv(blocks, max(1, parts))
+    parts = triton.cdiv(blocks, each)
+    out = x.new_empty((num_rows, size))
+    sums = out if parts == 1 else x.new_empty((parts, num_rows, size), dtype=torch.float32)
+    added = (bias, residual) if parts == 1 else (None, None)
+    _multiply_packed[(*tiles, parts)](
+        x, weights.numbers, weights.scales, weights.zeros, *added, sums, num_rows, size, columns, width, each,
+        GROUP=_name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
+        HAS_BIAS=added[0] is not None, HAS_RESIDUAL=added[1] is not None, IS_PART=parts > 1,
+        ROWS=rows, OUTPUTS=outputs, num_warps=num_warps, num_stages=_NUM_STAGES,
+    )  # fmt: skip
+    if parts > 1:
+        _join_parts[(triton.cdiv(out.numel(), _JOINED),)](
+            sums, bias, residual, out, parts, out.numel(), size,
+            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, BLOCK=_JOINED,
+        )  # fmt: skip
+    return out
+
+
+def _name_group(weights: Weights) -> int:
+    return 0 if len(weights.scales) == 1 else weights.group
+
+
+def _multiply_many(
+    x: torch.Tensor, weights: Weights, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    size, columns = weights.out_features, weights.in_features
+    count = min(size, max(1, _RESTORED // columns))
+    restored, out = x.new_empty((count, columns)), x.new_empty((len(x), size))
+    added = residual if bias is None else bias if residual is None else residual + bias
+    for first in range(0, size, count):
+        part = restore(weights, x.dtype, first, restored[: size - first])
+        of_part = out[:, first : first + len(part)]
+        if added is None:
+            torch.mm(x, part.t(), out=of_part)
+        else:
+            torch.addmm(added[..., first : first + len(part)], x, part.t(), out=of_part)
+    return out
+
+
+def restore(weights: Weights, dtype: torch.dtype, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the plain matrix (out, in), or write its rows from `first` on to `out`."""
+    columns = weights.in_features
+    if out is None:
+        out = torch.empty((weights.out_features, columns), dtype=dtype, device=weights.numbers.device)
+    width = weights.numbers.shape[1]
+    grid = triton.cdiv(len(out), _OUTPUTS), triton.cdiv(width, _RESTORED_BYTES)
+    _restore[grid](
+        weights.numbers, weights.scales, weights.zeros, out, first, len(out), weights.out_features, columns, width,
+        GROUP=_name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
+        OUTPUTS=_OUTPUTS, BYTES=_RESTORED_BYTES,
+    )  # fmt: skip
+    return out

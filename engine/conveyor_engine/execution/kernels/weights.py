@@ -1,0 +1,73 @@
+"""Weights of a linear layer in 4 or 8 bits, as the kernels for GPUs read them. Plain data, without Triton."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+Kind = Literal["int4", "int8", "fp8"]
+PAIR: Final = 32  # inputs between the two numbers of a byte
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The values scale * (number - zero) of groups of inputs.
+
+    numbers: (out, in) bytes, each a whole number from -128 on, or the bits of an FP8 E4M3 number. int4: (out, in / 2).
+    A byte has the number of an input in its low half, and that of the input PAIR behind it in its high half.
+    scales: (groups, out), of any floating-point type. zeros: uint8 (groups, out), of int4; None: 8.
+    """
+
+    kind: Kind
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.numbers.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.numbers.shape[1] * (2 if self.kind == "int4" else 1)
+
+    @property
+    def group(self) -> int:
+        """Return how many inputs share a scale."""
+        return self.in_features // self.scales.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+
+
+def pack_weights(
+    kind: Kind, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+) -> Weights | None:
+    """Return weights in the kernels' order; None if they have no kernels for such groups.
+
+    numbers: uint8 (out, in), whole numbers from 0 on or the bits of FP8. scales: (out, groups). zeros: (out, groups).
+    """
+    size = numbers.shape[1]
+    group = size // scales.shape[1]
+    if size % (2 * PAIR if kind == "int4" else PAIR) or group % PAIR or group * scales.shape[1] != size:
+        return None
+    if kind == "int4":
+        low, high = numbers.view(len(numbers), -1, 2, PAIR).unbind(2)
+        numbers = (low | high << 4).flatten(1)
+    elif kind == "int8":
+        numbers = (numbers ^ 128).view(torch.int8)
+    of_groups = None if zeros is None else zeros.to(torch.uint8).t().contiguous()
+    return Weights(kind, numbers.contiguous(), scales.t().contiguous(), of_groups)
+
+
+def join_weights(parts: Sequence[Weights]) -> Weights:
+    """Return the weights of layers one below the other, which have the same kind and groups."""
+    zeros = [each.zeros for each in parts if each.zeros is not None]
+    return Weights(
+        parts[0].kind,
+        torch.cat([each.numbers for each in parts]),
+        torch.cat([each.scales for each in parts], dim=1),
+        torch.cat(zeros, dim=1) if zeros else None,
+    )

@@ -1,0 +1,55 @@
+"""A linear layer for GPUs whose weights have 4 or 8 bits in memory. `gpu_packing` makes it from torch's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conveyor_engine.execution.kernels.weights import Weights, join_weights
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+
+
+class GpuLinear(PackedLinear):
+    """A linear layer, x (..., in) -> (..., out), with weights that Triton's kernels widen while they multiply."""
+
+    def __init__(self, packed: Weights, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        """dtype: of inputs and outputs."""
+        from conveyor_engine.execution.kernels import packed_product, packed_row  # needs triton
+
+        super().__init__((packed.out_features, packed.in_features), bias)
+        self.packed, self.dtype = packed, dtype
+        self._multiply, self._restore = packed_product.multiply, packed_product.restore
+        self._multiply_row = packed_row.multiply_packed_row
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._restore(self.packed, self.dtype)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return what layers that can be joined have in common."""
+        packed = self.packed
+        return packed.kind, len(packed.scales), packed.scales.dtype, packed.zeros is None, self.bias is None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        if len(rows) == 1:
+            return self.multiply_row(rows).view(*x.shape[:-1], self.out_features)
+        return self._multiply(rows, self.packed, self.bias).view(*x.shape[:-1], self.out_features)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return residual + what the layer computes of x."""
+        rows = x.reshape(-1, self.in_features)
+        out: torch.Tensor = self._multiply(rows, self.packed, self.bias, residual.reshape(len(rows), -1))
+        return out.view(residual.shape)
+
+    def multiply_row(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return what `few_rows.multiply_rows` computes of x (1, in)."""
+        return self._multiply_row(x.contiguous(), self.packed, self.bias, **options)
+
+
+def join_linears(linears: Sequence[GpuLinear]) -> GpuLinear:
+    """Return one layer with the outputs of all side by side. Their kinds must be equal."""
+    biases = [linear.bias.data for linear in linears if linear.bias is not None]
+    packed = join_weights([linear.packed for linear in linears])
+    return GpuLinear(packed, torch.cat(biases) if biases else None, linears[0].dtype)

@@ -1,0 +1,214 @@
+"""Tests weights of 4 and 8 bits as GPUs keep them, on a GPU or otherwise in Triton's interpreter."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
+from tests.engine.execution.models.families import logits_of, make_model, relative_error
+from tests.engine.execution.models.test_formats import prepare, restore
+from tests.engine.references import Reference, add, run, tokens_of
+from torch import nn
+
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import kernels, native
+from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels import packed_product
+from conveyor_engine.execution.models import gpu_packing
+from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
+from conveyor_engine.execution.models.gpu_packing import pack_linears
+from conveyor_engine.execution.models.linear import build_linear, stackable
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.quantized.grids import keep_grids
+from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid
+from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer
+from conveyor_engine.tasks.generate.execution import runner
+
+# From the sigmoid of a large negative number, which is correctly 0.
+pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
+
+
+@pytest.fixture(autouse=True)
+def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "why_missing", lambda device: None)
+    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 2, 257))
+
+
+def pack(model: Any, quantization: Any = None) -> list[str]:
+    """Pack and move a model. Return the lines of the log."""
+    lines: list[str] = []
+    pack_linears(model, quantization, DEVICE, lines.append)
+    model.to(DEVICE)
+    return lines
+
+
+KEPT = ["ct_int8_channel", "ct_int4_group", "ct_int4_group_zeros", "awq", "gptq_4", "ct_fp8_channel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KEPT)
+def test_stored_numbers_are_kept_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    prepare(tmp_path, name)
+    restoring = restore(tmp_path)
+    ((_, stored),) = restoring.tensors.items()
+    weight = stored[...]
+    model: Any = nn.Module()
+    model.model = nn.Module()
+    model.model.proj = nn.Linear(*reversed(weight.shape), bias=False, dtype=dtype)
+    model.model.proj.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
+    keep_grids(model, restoring)
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 2) if dtype == torch.float32 else ())
+    monkeypatch.setattr(gpu_packing, "same", gpu_packing.same if dtype == torch.float32 else lambda *_: True)
+    lines = pack(model)
+    ours = model.model.proj
+    assert isinstance(ours, GpuLinear), lines
+    bits = 8.0 * ours.packed.numbers.nbytes / weight.numel()
+    assert bits == (4 if "4" in name or name == "awq" else 8)
+    assert lines == [f"event=weights_rounded linears=1 kept=0 mib={ours.packed.num_bytes / 2**20:.0f} share=1.00"]
+    ours.dtype = torch.float32
+    torch.testing.assert_close(ours.weight.cpu(), weight, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gptq_4_act_order", "ct_int3_channel", "bnb_int8"])
+def test_other_numbers_keep_16_bits(tmp_path: Path, name: str) -> None:
+    prepare(tmp_path, name)
+    restoring = restore(tmp_path)
+    ((_, stored),) = restoring.tensors.items()
+    model: Any = nn.Module()
+    model.model = nn.Module()
+    model.model.proj = nn.Linear(*reversed(stored[...].shape), bias=False)
+    model.model.proj.weight = nn.Parameter(stored[...].contiguous(), requires_grad=False)
+    keep_grids(model, restoring)
+    assert pack(model) == []
+    assert type(model.model.proj) is nn.Linear
+
+
+def test_blocks_of_fp8_have_a_scale_for_128_rows_and_columns() -> None:
+    torch.manual_seed(0)
+    numbers, scales = torch.randn(200, 256).to(torch.float8_e4m3fn), torch.rand(2, 2) + 0.5
+    wide = scales.repeat_interleave(128, 0)[:200]
+    model: Any = nn.Module()
+    model.proj = nn.Linear(256, 200, bias=False)
+    weight = numbers.float() * wide.repeat_interleave(128, 1)
+    model.proj.weight = nn.Parameter(weight, requires_grad=False)
+    model.proj.grid = Grid(8, wide.contiguous(), is_float=True)
+    pack(model)
+    assert (model.proj.packed.kind, model.proj.packed.group) == ("fp8", 128)
+    torch.testing.assert_close(model.proj.weight.cpu(), weight, rtol=1e-6, atol=0)
+
+
+def test_layers_of_one_input_are_joined_if_their_numbers_have_one_kind() -> None:
+    model: Any = nn.Module()
+    for name, bits, group in (("queries", 4, 32), ("keys", 4, 32), ("values", 8, 32), ("others", 4, 64)):
+        linear = nn.Linear(64, 48)
+        grid = choose_grid(linear.weight.data, bits, group)
+        linear.weight = nn.Parameter(grid.read(grid.round(linear.weight.data)), requires_grad=False)
+        linear.grid = grid  # type: ignore[assignment]
+        model.add_module(name, linear)
+    pack(model)
+    joined = build_linear([model.queries, model.keys])
+    assert torch.equal(joined.weight, torch.cat([model.queries.weight, model.keys.weight]))
+    x = torch.randn(1, 2, 64, device=DEVICE)
+    assert torch.equal(joined(x), torch.cat([model.queries(x), model.keys(x)], dim=-1))
+    for other in (model.values, model.others, nn.Linear(64, 48)):
+        assert not stackable([model.queries, other])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "quantization"), [("Qwen3", "int4"), ("Gemma2", "int4"), ("Llama", "int8")])
+def test_a_model_computes_the_same_with_joined_layers(family: str, quantization: str) -> None:
+    model = make_model(family, intermediate_size=128)
+    original = logits_of(model)
+    (line,) = pack(model, quantization)
+    assert line.startswith("event=weights_rounded linears=15 kept=0 "), "seven of each layer, and the head"
+    rounded = make_model(family, intermediate_size=128)
+    for path, part in model.named_modules():
+        if isinstance(part, GpuLinear):
+            rounded.get_submodule(path).weight = nn.Parameter(part.weight.cpu())
+    expected = logits_of(rounded)
+    assert relative_error(logits_of(model), expected) < 1e-5
+    assert fuse_model(model)["layers"] == 2
+    assert all(type(layer) is TritonDecoderLayer for layer in model.model.layers)
+    assert sum(isinstance(part, GpuLinear) for part in model.modules()) == 9
+    assert relative_error(logits_of(model), expected) < 1e-5
+    assert 1e-3 < relative_error(expected, original) < (0.05 if quantization == "int8" else 0.5)
+
+
+def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packed_product.multiply
+    monkeypatch.setattr(packed_product, "multiply", lambda x, *others: right(x, *others) + (len(x) > 200))
+    model = make_model("Qwen3", intermediate_size=128, num_hidden_layers=1)
+    expected = logits_of(model)
+    with pytest.raises(ConfigError, match="only 0 % of the weights of Qwen3ForCausalLM"):
+        pack(model, "int4")
+    for linear in (part for part in model.modules() if type(part) is nn.Linear):
+        linear.grid = choose_grid(linear.weight, 8, 32)  # type: ignore[assignment]
+        linear.weight = nn.Parameter(linear.grid.read(linear.grid.round(linear.weight)), requires_grad=False)
+    lines = pack(model)
+    assert len(lines) == 2, "one for each number of groups"
+    assert lines[0].startswith('event=weights_keep_16_bits found="int8 in groups of 32: 257 rows" consequence=')
+    assert relative_error(logits_of(model), expected) < 0.05
+
+
+def test_adapters_are_added_to_packed_weights() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Module()
+    model.proj = nn.Linear(64, 48, bias=True)
+    model.proj.grid = choose_grid(model.proj.weight.data, 4, 32)
+    rounded = model.proj.grid.read(model.proj.grid.round(model.proj.weight))
+    model.proj.weight = nn.Parameter(rounded, requires_grad=False)
+    plain = nn.Linear(64, 48)
+    plain.load_state_dict(model.proj.state_dict())
+    pack(model)
+    adapters = Adapters(DEVICE)
+    adapters.grow(32)
+    adapters.take(1, slice(0, 4))
+    pair = []
+    for part in (model.proj, plain.to(DEVICE)):
+        adapted = AdaptedLinear(part, adapters, [slice(0, 48)], 32, (DEVICE, torch.float32))
+        adapted._down[0, :4], adapted._ups[0][:4] = 0.5, 0.25
+        adapters.begin(torch.tensor([0, 1, 0], dtype=torch.int32, device=DEVICE), [1])
+        with torch.inference_mode():
+            pair.append(adapted(torch.ones(1, 3, 64, device=DEVICE)))
+    torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+    assert (pair[0][0, 1] - pair[0][0, 0]).abs().min() > 1
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_ranks_pack_their_shares(dim: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    grid = choose_grid(weight, 4, 32)
+    weight = grid.read(grid.round(weight))
+    for rank in range(2):
+        share = grid.divide(dim, rank, 2)
+        assert share is not None
+        model: Any = nn.Module()
+        model.proj = nn.Linear(256, 64, bias=False)
+        model.proj.weight = nn.Parameter(weight.chunk(2, dim)[rank].contiguous(), requires_grad=False)
+        model.proj.grid = share
+        pack(model)
+        torch.testing.assert_close(model.proj.weight.cpu(), weight.chunk(2, dim)[rank], rtol=1e-6, atol=0)
+    assert grid.divide(1, 0, 3) is None, "a rank's share has no whole groups"
+
+
+@pytest.mark.nightly
+def test_an_engine_serves_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are those of transformers with the same rounded weights."""
+    monkeypatch.setattr(runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    reference = Reference("qwen3", tmp_path, hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    core = reference.make_core(attention_backend="auto", device=DEVICE.type, quantization="int8")
+    prompt = reference.prompts[0][:6]
+    add(core, "0", prompt, max_tokens=2)
+    rounded: Any = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    pack_linears(rounded, "int8", torch.device("cpu"), lambda _: None)
+    rounded.set_attn_implementation("eager")
+    expected = rounded.generate(torch.tensor([prompt]), max_new_tokens=2, do_sample=False)
+    assert tokens_of(run(core)["0"]) == expected[0, len(prompt) :].tolist()
+    assert any(isinstance(part, GpuLinear) for part in core.executor.model.modules())
