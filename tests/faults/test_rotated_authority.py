@@ -3,11 +3,11 @@
 They connect as in a pod: with a token, and with the authority in a file, which the kubelet writes again later.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults.pod import Pod
 from tests.faults.stand import OperatorProcess
 from tests.gateway.process import GatewayProcess
 from tests.operator.stage import Space, wait_until
@@ -19,32 +19,6 @@ from e2e.cluster.definitions import install_definitions
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 NAMESPACE = "team"
-
-
-class Pod:
-    """The files that the kubelet gives a pod. `kubeconfig` refers to them."""
-
-    def __init__(self, folder: Path, plane: ControlPlane) -> None:
-        self._plane, self._file = plane, folder / "ca.crt"
-        self.write_authority()
-        api = Api(plane.kubeconfig)
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
-        subjects = [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]
-        bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-        api.create(bindings, {"metadata": {"name": "pod"}, "roleRef": role, "subjects": subjects})
-        answer = api.create("/api/v1/namespaces/default/serviceaccounts/default/token", {"spec": {}})
-        cluster = {"server": plane.server, "certificate-authority": str(self._file)}
-        content = {
-            "current-context": "pod",
-            "contexts": [{"name": "pod", "context": {"cluster": "pod", "user": "pod"}}],
-            "users": [{"name": "pod", "user": {"token": answer["status"]["token"]}}],
-            "clusters": [{"name": "pod", "cluster": cluster}],
-        }
-        self.kubeconfig = folder / "kubeconfig"
-        self.kubeconfig.write_text(json.dumps(content))
-
-    def write_authority(self) -> None:
-        self._file.write_bytes(self._plane.authority.certificate.read_bytes())
 
 
 @pytest.fixture
