@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine.builders import Oracle, make_state
+from tests.engine.builders import make_state
 from tests.engine.loop.test_plain_steps import answers_of
 from tests.engine.lora import answer, save_adapter
+from tests.engine.pretended_model import Oracle
 from tests.engine.references import Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, WITH_STATES
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.builders import AtOnce, PretendedModel, make_request, make_scheduler
+from tests.engine.builders import make_request, make_scheduler
+from tests.engine.executors import AtOnce
+from tests.engine.pretended_model import PretendedModel
 
 from conveyor_engine.errors import ModelError, Overloaded
 from conveyor_engine.loop import adapters as loop_adapters

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.engine.builders import SumModThree
+from tests.engine.pretended_constraints import SumModThree
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 from tests.engine.tiny_models import VOCAB_SIZE, greedy
 

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
-from tests.engine.builders import AtOnce, FailsLate, PretendedModel, make_facts, make_request, result_of
+from tests.engine.builders import make_facts, make_request, result_of
+from tests.engine.executors import AtOnce, FailsLate
 from tests.engine.loop.test_plain_steps import MODES, request_everything, run_out_of_memory
+from tests.engine.pretended_model import PretendedModel
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 
 from conveyor_engine.config.engine_config import EngineConfig

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.engine.builders import Wired
+from tests.engine.executors import Wired
 from tests.engine.references import Reference, add, run
 
 from conveyor_engine.loop.core import EngineCore

@@ -1,14 +1,9 @@
 """Tests steps that raise: which requests continue, which end, and when the engine ends."""
 
 import pytest
-from tests.engine.builders import (
-    PretendedMasks,
-    PretendedModel,
-    TardySumModThree,
-    make_request,
-    make_scheduler,
-    next_token,
-)
+from tests.engine.builders import make_request, make_scheduler
+from tests.engine.pretended_constraints import PretendedMasks, TardySumModThree, next_token
+from tests.engine.pretended_model import PretendedModel
 
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.step_runner import FAILED, run_step

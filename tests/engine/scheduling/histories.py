@@ -6,7 +6,7 @@ from collections.abc import Collection
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-from tests.engine.builders import FailsLate, Wired
+from tests.engine.executors import FailsLate, Wired
 from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.scheduling.scheduler import Scheduler

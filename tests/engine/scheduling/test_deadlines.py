@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.engine.builders import SumModThree, make_request, make_scheduler, names_of, run_step
+from tests.engine.builders import make_request, make_scheduler, names_of, run_step
+from tests.engine.pretended_constraints import SumModThree
 
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason

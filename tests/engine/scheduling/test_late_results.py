@@ -1,18 +1,9 @@
 """Tests results that arrive a step late: what is planned before them, and which of them are no longer wanted."""
 
-from tests.engine.builders import (
-    EOS,
-    AtOnce,
-    PretendedMasks,
-    PretendedModel,
-    TardySumModThree,
-    make_request,
-    make_scheduler,
-    names_of,
-    result_of,
-    run_all,
-    work_of,
-)
+from tests.engine.builders import EOS, make_request, make_scheduler, names_of, result_of, run_all, work_of
+from tests.engine.executors import AtOnce
+from tests.engine.pretended_constraints import PretendedMasks, TardySumModThree
+from tests.engine.pretended_model import PretendedModel
 
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.scheduling.scheduler import Scheduler

@@ -7,15 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.builders import (
-    Oracle,
-    PretendedModel,
-    SumModThree,
-    make_facts,
-    make_request,
-    make_scheduler,
-    next_token,
-)
+from tests.engine.builders import make_facts, make_request, make_scheduler
+from tests.engine.pretended_constraints import SumModThree, next_token
+from tests.engine.pretended_model import Oracle, PretendedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop import step_runner

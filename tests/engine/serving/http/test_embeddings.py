@@ -5,50 +5,22 @@ import json
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from openai import BadRequestError, OpenAI
-from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
+from tests.engine.encoders import FILES, SIZE, embed
 from tests.engine.processes import EngineServer, error_of, wait_until
 from tests.engine.receipts import ASKED, check_receipt
-from tokenizers import Tokenizer
+from tests.engine.serving.http.embedding_server import Served, distance
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_protocol.request_headers import USAGE_HEADER
 
 CONTEXT_TOKENS = 512
 TEXTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox"]
-
-
-# Batches of two that wait for ever, and two more places.
-WAITING: dict[str, Any] = {
-    "batching_mode": "static",
-    "max_num_seqs": 2,
-    "batching_window_seconds": 3600,
-    "max_num_queued_requests": 2,
-}
-
-
-class Served:
-    """A server with a tiny model that embeds, and transformers' vectors."""
-
-    def __init__(self, kind: str, folder: Path, **fields: object) -> None:
-        self.kind, self.directory = kind, folder / "tiny"
-        self.model = write_served_encoder(kind, self.directory, matryoshka_dimensions=[8, 16])
-        self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
-        self.server = EngineServer(folder / "server", self.directory, **fields)
-
-    def token_ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text).ids
-        return ids
-
-    def expect(self, token_ids: list[int], dimensions: int | None = None) -> torch.Tensor:
-        mode, normalizes = FILES[self.kind]
-        return embed(self.model, token_ids, mode, normalizes=normalizes, dimensions=dimensions)
 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("qwen3", marks=pytest.mark.slow)])
@@ -65,10 +37,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def client(served: Served) -> Iterator[OpenAI]:
     with OpenAI(base_url=served.server.url + "/v1", api_key="none", max_retries=0) as opened:
         yield opened
-
-
-def distance(vector: list[float], expected: torch.Tensor) -> float:
-    return float((torch.tensor(vector) - expected).abs().max())
 
 
 def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI) -> None:

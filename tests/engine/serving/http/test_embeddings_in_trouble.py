@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.engine.processes import IDLE, EngineServer
-from tests.engine.serving.http.test_embeddings import WAITING, Served, distance
+from tests.engine.serving.http.embedding_server import WAITING, Served, distance
 
 
 def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(chat_model: Path, tmp_path: Path) -> None:

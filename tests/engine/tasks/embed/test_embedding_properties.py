@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
-from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler, names_of
+from tests.engine.builders import make_scheduler, names_of
+from tests.engine.executors import AtOnce, FailsLate, Wired
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.builders import Wired
 from tests.engine.embedding_cores import LENGTHS, PROMPTS, Encoder, add, answers, distance, make_core, run, vector_of
 from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed, save_encoder
+from tests.engine.executors import Wired
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest

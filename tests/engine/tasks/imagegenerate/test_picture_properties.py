@@ -10,7 +10,8 @@ from collections import Counter
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler
+from tests.engine.builders import make_scheduler
+from tests.engine.executors import AtOnce, FailsLate, Wired
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns
