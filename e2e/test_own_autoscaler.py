@@ -51,6 +51,7 @@ def test_a_cluster_that_has_conveyor_lacks_nothing() -> None:
         assert sentence in output
 
 
+@pytest.mark.nightly  # test_external.py of kubectl conveyor and test_handover.py of the operator show it without pods
 async def test_an_autoscaler_of_ones_own_scales_and_hands_over_without_losing_a_pod(namespace: str) -> None:
     body = quickstart()
     body["metadata"]["name"] = "own"

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from e2e import kube
 from e2e.gateway import service_url
 from e2e.load import running_load
@@ -11,6 +13,7 @@ from e2e.services import quickstart
 BODY = {"model": "scale", "max_tokens": 120, "min_tokens": 80, "temperature": 0.8}
 
 
+@pytest.mark.nightly  # `make demo` in test_quickstart.py scales 1 -> 3 -> 1, test_no_stream_is_cut.py down under load
 async def test_the_queue_scales_the_service_up_and_down_and_cuts_no_stream(namespace: str) -> None:
     body = quickstart()
     body["metadata"]["name"] = "scale"

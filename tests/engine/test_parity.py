@@ -25,6 +25,11 @@ GetReference = Callable[[str], Reference]
 CLOSED_MODES = ("none", "static", "dynamic")
 # (kind, backend), and the same with modes: each kind once, every mode, and what runs where nothing is said.
 BACKENDS = [*((kind, "torch") for kind in KINDS), ("llama", "auto"), ("gemma2", "auto")]
+EACH_IN_ONE_MODE = [
+    pytest.param(kind, mode, marks=() if kind == "llama" or mode == "static" else pytest.mark.slow)
+    for kind in KINDS
+    for mode in CLOSED_MODES
+]
 SITUATIONS = [*(("llama", "torch", mode) for mode in CLOSED_MODES), *((*both, "continuous") for both in BACKENDS)]
 
 
@@ -34,8 +39,7 @@ def test_the_references_say_many_different_things(reference: GetReference, kind:
     assert all(len(set(answer)) > 5 for answer in reference(kind).answers)
 
 
-@pytest.mark.parametrize("mode", CLOSED_MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), EACH_IN_ONE_MODE)
 def test_every_other_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str) -> None:
     ref = reference(kind)
     assert answers(ref.make_core(batching_mode=mode), ref.prompts) == ref.answers
@@ -68,8 +72,13 @@ def test_requests_preempted_from_a_closed_batch_give_them_too(reference: GetRefe
     assert core.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize(("kind", "backend"), BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "backend", "prefix_caching"),
+    [
+        *((*both, True) for both in BACKENDS),
+        *(pytest.param(*both, False, marks=() if both[0] == "llama" else pytest.mark.slow) for both in BACKENDS),
+    ],
+)
 def test_preempted_requests_give_them_too(
     reference: GetReference, kind: str, backend: str, prefix_caching: bool
 ) -> None:

@@ -90,7 +90,7 @@ def test_requests_that_share_a_prefix_give_them_too(reference: GetReference, kin
 @pytest.mark.parametrize(
     ("mode", "padding"), [("none", None), ("static", "real"), ("static", "none"), ("dynamic", None)]
 )
-@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_every_other_mode_gives_them_too(reference: GetReference, kind: str, mode: str, padding: str | None) -> None:
     ref = reference(kind)
     assert answers(make_core(ref, kind, batching_mode=mode, padding=padding), ref.prompts) == ref.answers

@@ -51,6 +51,7 @@ WRITTEN = pytest.mark.parametrize(
     ids=["int8", "e4m3"],
 )
 CUDA = torch.device("cuda")
+LONG_DECODES: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
 
 
 def in_8_bits(x: torch.Tensor, kv_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,8 +143,15 @@ def test_every_pair_of_numbers_is_converted_exactly(kv_dtype: torch.dtype, dtype
     torch.testing.assert_close(torch.stack([first, second], -1)[is_number], expected[is_number], rtol=0, atol=0)
 
 
-@KV_DTYPES
-@pytest.mark.parametrize("steps", [STEPS, [([(1, 1300), (1, 5), (1, 300)], 0)]], ids=["prompts", "long decodes"])
+@pytest.mark.parametrize(
+    ("kv_dtype", "steps"),
+    [
+        pytest.param(INT8, STEPS, id="int8, prompts"),
+        pytest.param(E4M3, LONG_DECODES, id="e4m3, long decodes"),
+        pytest.param(INT8, LONG_DECODES, id="int8, long decodes", marks=pytest.mark.slow),
+        pytest.param(E4M3, STEPS, id="e4m3, prompts", marks=pytest.mark.slow),
+    ],
+)
 def test_values_that_are_in_their_keys_have_the_scales_of_these(kv_dtype: torch.dtype, steps: Any) -> None:
     layers = [LayerShape(20, 1, 48, 32, values_are_keys=True)] * 2
     assert_agrees(kv_dtype, num_processors=8, layers=layers, steps=steps)
@@ -198,9 +206,8 @@ def test_a_chunk_sees_the_rounded_keys_of_earlier_steps_and_its_own_exact_ones(w
 @KV_DTYPES
 @pytest.mark.parametrize(("window", "cap"), [pytest.param(None, None, marks=pytest.mark.slow), (600, 3.0)])
 def test_shares_of_long_decodes_are_joined(kv_dtype: torch.dtype, window: int | None, cap: float | None) -> None:
-    steps = [([(1, 1300), (1, 5), (1, 300)], 0)]
     assert_agrees(
-        kv_dtype, num_processors=8, layers=[LayerShape(4, 2, 16, 16)] * 2, window=window, cap=cap, steps=steps
+        kv_dtype, num_processors=8, layers=[LayerShape(4, 2, 16, 16)] * 2, window=window, cap=cap, steps=LONG_DECODES
     )
 
 

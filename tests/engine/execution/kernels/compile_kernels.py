@@ -5,7 +5,8 @@ It is a program of its own, because a process with Triton's interpreter cannot c
 without numbers. Each launch passes through Triton's own launcher until the GPU would begin. So types, alignment,
 constants and options are always those of a real launch. Triton's cache keeps the compiled kernels. `python -m
 tests.engine.execution.kernels.compile_kernels` prints the table; with `FILE CAPABILITY ...` it writes the table to a
-file. For GPUs with little shared memory it also compiles attention in float32, which needs the most.
+file, and with `few` at the end only the kernels of FEW_LAYERS. For GPUs with little shared memory it also compiles
+attention in float32, which needs the most.
 """
 
 import pickle
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import triton
-from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
+from tests.engine.execution.kernels.compiled import CAPABILITIES, FEW_LAYERS, HEADER, SMALL_CAPABILITIES, Compiled
 from tests.engine.execution.kernels.cuda_layers import (
     LATENTS,
     PACKED,
@@ -40,7 +41,7 @@ from conveyor_bench.gpu import absent_gpu
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # types of the KV cache; e4m3 needs 8.9 or newer
 
 
-def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
+def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False) -> list[Compiled]:
     found: dict[tuple[int, int], Compiled] = {}
     place: tuple[str, str, int] = ("", "", 0)
 
@@ -51,6 +52,8 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
         for capability in capabilities:
             absent_gpu.use(capability)
             for layer, shape in SHAPES.items():
+                if few and layer not in FEW_LAYERS:
+                    continue
                 for step in STEPS:
                     place = (layer, step, capability)
                     with FakeTensorMode(), torch.inference_mode():
@@ -65,6 +68,8 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
                             place = (layer, f"{step}, float32", capability)
                             prepare_attention(shape, STEPS[step], torch.float32)()
             for layer, shape in LATENTS.items():
+                if few and layer not in FEW_LAYERS:
+                    continue
                 for step in STEPS:
                     for kv_name, kv_dtype in ({"bfloat16": None} | EIGHT_BITS).items():
                         if kv_dtype in (None, torch.int8) or capability >= 89:
@@ -131,7 +136,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         print(HEADER, *compile_all(), sep="\n")
         return
-    compiled = compile_all(map(int, sys.argv[2:]))
+    few = sys.argv[-1] == "few"
+    compiled = compile_all(map(int, sys.argv[2 : -1 if few else None]), few=few)
     Path(sys.argv[1]).write_bytes(pickle.dumps([vars(kernel) for kernel in compiled]))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 CAPABILITIES = (80, 90, 100)
 SMALL_CAPABILITIES = (86, 89, 120)  # their blocks have less shared memory
+FEW_LAYERS = ("Qwen3-8B", "MiniCPM3")  # they launch every kernel
 
 
 @dataclass(frozen=True)

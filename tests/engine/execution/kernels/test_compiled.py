@@ -31,24 +31,24 @@ SPILLED_BYTES_MOST = 8 if IS_OLDEST else 0
 pytestmark = pytest.mark.timeout(900)  # for the first run; Triton caches compiled kernels
 
 
-# Without a cache, Triton takes minutes for each GPU.
+# Without a cache, Triton takes minutes for all layers of a GPU. CI compiles those of two models for one GPU.
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(capability, marks=() if capability == IN_CI else pytest.mark.nightly, id=f"sm_{capability}")
-        for capability in CAPABILITIES
+        pytest.param((IN_CI, "few"), id=f"sm_{IN_CI}, few layers"),
+        *(pytest.param((capability,), marks=pytest.mark.nightly, id=f"sm_{capability}") for capability in CAPABILITIES),
     ],
 )
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    return compile_for([request.param], tmp_path_factory.mktemp("kernels"))
+    return compile_for(request.param, tmp_path_factory.mktemp("kernels"))
 
 
-def compile_for(capabilities: Iterable[int], folder: Path) -> list[Compiled]:
+def compile_for(what: Iterable[object], folder: Path) -> list[Compiled]:
     file = folder / "compiled.pickle"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     no_warning = "error:TRITON_DEFAULT_FP_FUSION is unset"
     command = [sys.executable, "-W", no_warning, "-m", "tests.engine.execution.kernels.compile_kernels", str(file)]
-    subprocess.run([*command, *map(str, capabilities)], cwd=ROOT, env=environment, check=True)
+    subprocess.run([*command, *map(str, what)], cwd=ROOT, env=environment, check=True)
     kernels = [Compiled(**values) for values in pickle.loads(file.read_bytes())]
     print(HEADER, *kernels, sep="\n")
     return kernels
