@@ -1,4 +1,7 @@
-"""Prometheus' promtool, from its Go module. Built once, by `make alerts`; `tests/alerts` runs it on the rules."""
+"""Prometheus and its promtool, from their Go module. Built once, by `make alerts`.
+
+`tests/alerts` runs promtool on the rules and the dashboard, and reads the console's time lines from Prometheus.
+"""
 
 import shutil
 from pathlib import Path
@@ -12,20 +15,22 @@ from e2e.cluster.progress import announced
 VERSION = "0.316.0"
 FOLDER = CACHE / f"promtool-{VERSION}"
 PROGRAM = FOLDER / "promtool"
-_PACKAGE = f"github.com/prometheus/prometheus/cmd/promtool@v{VERSION}"
+SERVER = FOLDER / "prometheus"
 
 
 def build() -> Path:
-    """Build promtool and return its path. All else that the build needs is deleted afterwards."""
-    if not PROGRAM.exists():
+    """Build both and return promtool's path. All else that the build needs is deleted afterwards."""
+    if not (PROGRAM.exists() and SERVER.exists()):
         partial = FOLDER / "partial"
         environment = go_module.build_environment(partial / "modules")
         environment |= {"GOCACHE": str(partial / "build"), "GOBIN": str(partial / "bin"), "CGO_ENABLED": "0"}
         options: dict[str, Any] = {"env": environment, "check": True}
-        with announced(f"promtool {VERSION}: building it, which takes a core some minutes and 2 GB meanwhile"):
+        with announced(f"Prometheus {VERSION}: building it, which takes a core some minutes and 2 GB meanwhile"):
             # Without service discovery: the cloud SDKs that it needs would be most of the build.
-            programs.run("go", "install", "-tags=remove_all_sd", "-trimpath", "-ldflags=-s -w", _PACKAGE, **options)
-        (partial / "bin" / "promtool").rename(PROGRAM)
+            packages = [f"github.com/prometheus/prometheus/cmd/{each.name}@v{VERSION}" for each in (PROGRAM, SERVER)]
+            programs.run("go", "install", "-tags=remove_all_sd", "-trimpath", "-ldflags=-s -w", *packages, **options)
+        for each in (PROGRAM, SERVER):
+            (partial / "bin" / each.name).rename(each)
         shutil.rmtree(partial)
     return PROGRAM
 

@@ -4,21 +4,18 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-
-import msgspec
 
 from conveyor_api import names
 from conveyor_insight.facts import Unanswered
 from conveyor_insight.tables import build_table
 from conveyor_kubectl.cluster import Cluster
 from conveyor_operator.kinds import CONFIG_MAP
-from conveyor_protocol.usage_rows import OTHERS, UsageRow, find_namespace
+from conveyor_protocol.usage_rows import OTHERS, UsageRow, find_namespace, read_kept
 
 DESCRIPTION: Final = """Show the requests, tokens and engine seconds of keys, services, namespaces or classes. The days
 are those of UTC, today included. The operator keeps 31 days, and reads the gateways every 15 seconds."""
-_DECODER: Final = msgspec.json.Decoder(dict[str, list[UsageRow]])
 _DAYS: Final = re.compile("([1-9][0-9]?)d")
 _NO_KEY: Final = "(no key)"
 
@@ -56,7 +53,10 @@ def show(cluster: Cluster, flags: argparse.Namespace, print_text: Print) -> int:
             "or the release is in another namespace (--system-namespace)"
         )
     first = datetime.now(UTC).date() - timedelta(days=flags.since - 1)
-    totals = sum_usage(read_rows(found.get("data") or {}, first), flags.by)
+    try:
+        totals = sum_usage(read_kept(found.get("data") or {}, first), flags.by)
+    except ValueError as error:
+        raise Unanswered(f"the ConfigMap {names.USAGE_NAME}: {error}") from error
     if flags.output == "json":
         print_text(json.dumps(totals, indent=2))
         return 0
@@ -68,17 +68,6 @@ def show(cluster: Cluster, flags: argparse.Namespace, print_text: Print) -> int:
 
 def _build_row(name: str, total: dict[str, Any]) -> tuple[str, ...]:
     return name, *(str(total[field]) for field in _COUNTS), f"{total['engineSeconds']:.1f}"
-
-
-def read_rows(data: dict[str, str], first: date) -> Iterable[UsageRow]:
-    """Yield the rows of the days from `first` on. Raises Unanswered."""
-    for day, text in data.items():
-        try:
-            if date.fromisoformat(day) >= first:
-                for rows in _DECODER.decode(text).values():
-                    yield from rows
-        except (ValueError, msgspec.DecodeError) as error:
-            raise Unanswered(f"the ConfigMap {names.USAGE_NAME} has a day that cannot be read: {day[:20]}") from error
 
 
 def sum_usage(rows: Iterable[UsageRow], by: str) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Decides who a caller is and which namespaces the caller sees, by the caller's rights in Kubernetes.
 
 A TokenReview returns the user of a bearer token. SubjectAccessReviews return whether this user may list
-InferenceServices in the cluster or in a namespace. Both answers are kept for _KEPT_SECONDS, so a right that is taken
-away ends that late. Tokens themselves are not kept: the keys are their hashes. Rights are kept by user, so further
-tokens of a user cost one review each. Those who want the same answer at the same time share one review.
+InferenceServices, or APIKeys, in the cluster or in a namespace. Both answers are kept for _KEPT_SECONDS, so a right
+that is taken away ends that late. Tokens themselves are not kept: the keys are their hashes. Rights are kept by user,
+so further tokens of a user cost one review each. Those who want the same answer at the same time share one review.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient
 
 from conveyor_api.names import GROUP, PLURAL
+from conveyor_console.kubernetes_api import Unanswered, call
 from conveyor_console.sharing import Shared
-from conveyor_http.reading import AnswerTooLong, read_answer
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ _MAX_AT_ONCE: Final = 16  # reviews in flight, of all callers
 _MAX_EACH: Final = 4  # of one page
 _TOKEN_ID: Final = "authentication.kubernetes.io/credential-id"
 _MAX_BYTES: Final = 1 << 20
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 _EVERYWHERE: Final = ""
 
 
@@ -71,7 +69,7 @@ class Access:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._callers = Shared[bytes, Caller | None](_KEPT_SECONDS, _MAX_CALLERS)  # by the token's hash
-        self._verdicts = Shared[tuple[bytes, str], bool](_KEPT_SECONDS, _MAX_VERDICTS)  # by rights and namespace
+        self._verdicts = Shared[tuple[bytes, str, str], bool](_KEPT_SECONDS, _MAX_VERDICTS)  # rights, namespace, kind
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def identify(self, token: str) -> Caller | None:
@@ -81,16 +79,19 @@ class Access:
         key = hashlib.sha256(token.encode(errors="replace")).digest()
         return await self._callers.get(key, lambda: self._review_token(token))
 
-    async def find_visible(self, caller: Caller, namespaces: Iterable[str]) -> frozenset[str]:
-        """Return those of the namespaces in which the caller may list InferenceServices. Raises Unavailable."""
+    async def find_visible(self, caller: Caller, namespaces: Iterable[str], plural: str = PLURAL) -> frozenset[str]:
+        """Return those of the namespaces in which the caller may list objects of a kind. Raises Unavailable.
+
+        plural: InferenceServices, or another kind of Conveyor. "" is visible to callers who may list it everywhere.
+        """
         wanted = frozenset(namespaces)
-        if await self._may_list(caller, _EVERYWHERE):
+        if await self._may_list(caller, _EVERYWHERE, plural):
             return wanted
         remaining, visible = iter(sorted(wanted)), set[str]()
 
         async def go_on() -> None:
             for namespace in remaining:
-                if await self._may_list(caller, namespace):
+                if await self._may_list(caller, namespace, plural):
                     visible.add(namespace)
 
         await asyncio.gather(*(go_on() for _ in range(_MAX_EACH)))
@@ -100,32 +101,27 @@ class Access:
         status = await self._review("authentication.k8s.io", "TokenReview", {"token": token})
         return _build_caller(status.user) if status.authenticated else None
 
-    async def _may_list(self, caller: Caller, namespace: str) -> bool:
-        return await self._verdicts.get((caller.rights, namespace), lambda: self._review_right(caller, namespace))
+    async def _may_list(self, caller: Caller, namespace: str, plural: str) -> bool:
+        key = caller.rights, namespace, plural
+        return await self._verdicts.get(key, lambda: self._review_right(caller, namespace, plural))
 
-    async def _review_right(self, caller: Caller, namespace: str) -> bool:
-        resource = {"verb": "list", "group": GROUP, "resource": PLURAL, "namespace": namespace}
+    async def _review_right(self, caller: Caller, namespace: str, plural: str) -> bool:
+        resource = {"verb": "list", "group": GROUP, "resource": plural, "namespace": namespace}
         spec = {**caller.attributes, "resourceAttributes": resource}
         return (await self._review("authorization.k8s.io", "SubjectAccessReview", spec)).allowed
 
     async def _review(self, group: str, kind: str, spec: Mapping[str, Any]) -> _ReviewStatus:
         body = {"apiVersion": f"{group}/v1", "kind": kind, "spec": spec}
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        request = await self._client.param_serialize(
-            "POST", f"/apis/{group}/v1/{kind.lower()}s", header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
         try:
             async with self._turns:
-                response: aiohttp.ClientResponse = (
-                    await self._client.call_api(*request, _request_timeout=_TIMEOUT)
-                ).response
-                async with response:
-                    content = await read_answer(response.content, _MAX_BYTES)
-            if response.status not in (200, 201):
-                raise Unavailable(f"the API server answers a {kind} with status {response.status}")
+                status, content = await call(
+                    self._client, "POST", f"/apis/{group}/v1/{kind.lower()}s", _MAX_BYTES, body=body
+                )
+            if status not in (200, 201):
+                raise Unavailable(f"the API server answers a {kind} with status {status}")
             return msgspec.json.decode(content, type=_Review).status
-        except (aiohttp.ClientError, TimeoutError, OSError, AnswerTooLong, msgspec.DecodeError) as error:
-            logger.debug("event=review_failed kind=%s error=%s", kind, error or type(error).__name__)
+        except (Unanswered, msgspec.DecodeError) as error:
+            logger.debug("event=review_failed kind=%s error=%s", kind, error)
             raise Unavailable(f"the API server does not answer a {kind}") from error
 
 

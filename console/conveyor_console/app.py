@@ -23,6 +23,7 @@ from conveyor_api.names import LIVENESS_PATH, READINESS_PATH
 from conveyor_console.access import MAX_TOKEN_BYTES, Access, Caller, Unavailable
 from conveyor_console.events import read_events
 from conveyor_console.gateways import Gateways
+from conveyor_console.lookups import Lookups
 from conveyor_console.overview import Line
 from conveyor_console.pages import (
     Changes,
@@ -33,13 +34,17 @@ from conveyor_console.pages import (
     render_as_of,
     render_detail,
     render_overview,
+    render_past,
     render_playground,
     render_problem,
     render_service,
     render_sign_in,
     render_stopped,
 )
+from conveyor_console.past import SPANS, Past, build_past, convert_course
 from conveyor_console.playground.playground import Playground
+from conveyor_console.prometheus import Prometheus
+from conveyor_console.responses import CALLER, build_page
 from conveyor_console.state import State
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,7 +70,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_CALLER: Final = web.RequestKey("caller", Caller)
 _OPEN: Final = ("/static/", "/sign-in", "/sign-out", LIVENESS_PATH, READINESS_PATH)
 
 
@@ -82,6 +86,8 @@ class App:
         state: State,
         gateways: Gateways,
         access: Access,
+        lookups: Lookups,
+        prometheus: Prometheus | None,
         playground: Playground | None,
         missing: Callable[[], list[str]],
     ) -> None:
@@ -89,6 +95,8 @@ class App:
         self._state = state
         self._gateways = gateways
         self._access = access
+        self._lookups = lookups
+        self._prometheus = prometheus
         self._playground = playground
         self._missing = missing
         self._seal = Fernet(Fernet.generate_key())  # cookies reach all programs on a host, whatever their port
@@ -105,7 +113,9 @@ class App:
         app.router.add_post("/sign-out", self._sign_out)
         app.router.add_get("/", self._show_overview)
         app.router.add_get("/events", self._stream_overview)
+        self._lookups.add_to(app)
         app.router.add_get("/services/{namespace}/{name}", self._show_service)
+        app.router.add_get("/services/{namespace}/{name}/past", self._show_past)
         app.router.add_get("/services/{namespace}/{name}/events", self._stream_service)
         if self._playground is not None:
             app.router.add_get("/services/{namespace}/{name}/try", partial(self._show_try, self._playground))
@@ -121,12 +131,12 @@ class App:
             caller = await self._access.identify(self._find_token(request))
             if caller is None:
                 return _refuse(request)
-            request[_CALLER] = caller
+            request[CALLER] = caller
             return await handler(request)
         except Unavailable as error:
             if request.method == "POST":
                 return _build_stopped(f"Kubernetes does not answer: {error}.", 503)
-            return _build_page(render_problem("Kubernetes does not answer", f"{error}. Try again."), 503)
+            return build_page(render_problem("Kubernetes does not answer", f"{error}. Try again."), 503)
 
     async def _show_live(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -145,20 +155,20 @@ class App:
         return web.Response(body=self._files[name], content_type=_TYPES[Path(name).suffix], headers=headers)
 
     async def _show_sign_in(self, _request: web.Request) -> web.Response:
-        return _build_page(render_sign_in())
+        return build_page(render_sign_in())
 
     async def _sign_in(self, request: web.Request) -> web.Response:
         token = str((await request.post()).get("token", "")).strip()
         try:
             caller = await self._access.identify(token)
         except Unavailable as error:
-            return _build_page(render_sign_in(f"{error}. Try again."), 503)
+            return build_page(render_sign_in(f"{error}. Try again."), 503)
         if caller is None:
-            return _build_page(render_sign_in("Kubernetes does not accept this token. It may have expired."), 401)
+            return build_page(render_sign_in("Kubernetes does not accept this token. It may have expired."), 401)
         sealed = self._seal.encrypt(token.encode()).decode()
         if len(sealed) > _MAX_COOKIE_BYTES:
             text = "This token is too long for a cookie. Create a token for a ServiceAccount."
-            return _build_page(render_sign_in(text), 400)
+            return build_page(render_sign_in(text), 400)
         response = web.Response(status=303, headers={"Location": "/"})
         is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
         response.set_cookie(COOKIE, sealed, httponly=True, samesite="Strict", secure=is_secure)
@@ -170,9 +180,9 @@ class App:
         return response
 
     async def _show_overview(self, request: web.Request) -> web.Response:
-        overview, caller = await self._build_overview(request, request[_CALLER]), request[_CALLER]
+        overview, caller = await self._build_overview(request, request[CALLER]), request[CALLER]
         stream = f"/events?{urlencode({'q': overview.query, 'page': overview.number})}"
-        return _build_page(render_overview(overview, caller.name, stream, self._state.read_at))
+        return build_page(render_overview(overview, caller.name, stream, self._state.read_at))
 
     async def _build_overview(self, request: web.Request, caller: Caller) -> Overview:
         lines = self._state.lines
@@ -196,35 +206,55 @@ class App:
         return await self._stream(request, render)
 
     async def _show_service(self, request: web.Request) -> web.Response:
-        caller, line = request[_CALLER], await self._find_line(request, request[_CALLER])
+        caller, line = request[CALLER], await self._find_line(request, request[CALLER])
         service, token = line.service, self._find_token(request)
-        detail, receipts, (events, problem) = await asyncio.gather(
-            self._build_detail(line),
+        detail, receipts, usage, (events, problem) = await asyncio.gather(
+            self._build_detail(line, caller),
             self._gateways.read_slowest(service.key),
+            self._lookups.find_usage(caller, service.key),
             read_events(self._client, token, service.namespace, service.name),
         )
         read_at = self._state.read_at
         has_playground = self._playground is not None
-        page = render_service(detail, caller.name, receipts, events, problem, read_at, has_playground=has_playground)
-        return _build_page(page)
+        shown = (detail, caller.name, receipts, usage, events, problem, read_at)
+        return build_page(render_service(*shown, has_playground=has_playground))
+
+    async def _show_past(self, request: web.Request) -> web.Response:
+        caller, line = request[CALLER], await self._find_line(request, request[CALLER])
+        span, text = request.query.get("span", ""), request.query.get("point", "")
+        point = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
+        past = await self._build_past(line.service.key, span if span in SPANS else next(iter(SPANS)), point)
+        return build_page(render_past(line.service, past, caller.name))
+
+    async def _build_past(self, service: str, span: str, point: int | None) -> Past:
+        """Return the time lines of Prometheus, or the last minutes from the console's memory."""
+        first, problem = next(iter(SPANS)), ""
+        if self._prometheus is not None:
+            lines = await self._prometheus.read(service, span)
+            if lines is not None:
+                return build_past(lines, span, list(SPANS), point, "")
+            problem = "Prometheus does not answer, so these are the last minutes from the console's memory."
+        spans = [first] if self._prometheus is None else list(SPANS)
+        return build_past(convert_course(self._state.history.find_course(service)), first, spans, point, problem)
 
     async def _stream_service(self, request: web.Request) -> web.StreamResponse:
         sent = ""
 
         async def render(caller: Caller) -> str:
             nonlocal sent
-            before, sent = sent, render_detail(await self._build_detail(await self._find_line(request, caller)))
+            line = await self._find_line(request, caller)
+            before, sent = sent, render_detail(await self._build_detail(line, caller))
             return "" if sent == before else sent
 
         return await self._stream(request, render)
 
     async def _show_try(self, playground: Playground, request: web.Request) -> web.Response:
-        caller = request[_CALLER]
-        return _build_page(playground.show(await self._find_line(request, caller), caller.name))
+        caller = request[CALLER]
+        return build_page(playground.show(await self._find_line(request, caller), caller.name))
 
     async def _try(self, playground: Playground, request: web.Request) -> web.StreamResponse:
         """Send what changes on the page while a request of its form runs. The request ends if the browser leaves."""
-        caller = request[_CALLER]
+        caller = request[CALLER]
         try:
             line = await self._find_line(request, caller)
         except web.HTTPNotFound:
@@ -239,7 +269,7 @@ class App:
         return response
 
     async def _show_stopped(self, _request: web.Request) -> web.Response:
-        return _build_page(render_playground("stopped"))
+        return build_page(render_playground("stopped"))
 
     async def _find_line(self, request: web.Request, caller: Caller) -> Line:
         """Return the line of the service in the path. Raises HTTPNotFound, also if the caller may not see it."""
@@ -250,10 +280,10 @@ class App:
         self._gateways.note_seen((line.service.key,))
         return line
 
-    async def _build_detail(self, line: Line) -> Detail:
+    async def _build_detail(self, line: Line, caller: Caller) -> Detail:
         key, history = line.service.key, self._state.history
-        steps = await self._gateways.read_steps(key)
-        return build_detail(line, history.find_course(key), history.list_decisions(key), steps)
+        steps, waiting = await asyncio.gather(self._gateways.read_steps(key), self._lookups.find_waiting(caller, key))
+        return build_detail(line, history.find_course(key), history.list_decisions(key), steps, waiting)
 
     def _find_token(self, request: web.Request) -> str:
         """Return the caller's token; "" if there is none."""
@@ -267,7 +297,7 @@ class App:
 
     async def _stream(self, request: web.Request, render: Render) -> web.StreamResponse:
         """Send changes, unless there are too many streams."""
-        name = request[_CALLER].name
+        name = request[CALLER].name
         self._streams[name] += 1
         try:
             if self._streams.total() > MAX_STREAMS or self._streams[name] > MAX_STREAMS_EACH:
@@ -280,7 +310,7 @@ class App:
 
     async def _send_changes(self, request: web.Request, render: Render) -> web.StreamResponse:
         """Send what `render` returns, and the time, after each read of the gateways, while the token is valid."""
-        text = await render(request[_CALLER])
+        text = await render(request[CALLER])
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         with contextlib.suppress(ConnectionError, Unavailable, web.HTTPNotFound, _Refused):
             await response.prepare(request)
@@ -313,7 +343,7 @@ async def _secured(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         response = await handler(request) if _is_own(request) else _reject_foreign()
     except web.HTTPException as error:
-        response = _build_page(render_problem(error.reason, "There is no such page."), error.status)
+        response = build_page(render_problem(error.reason, "There is no such page."), error.status)
     if not response.prepared:
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
@@ -334,7 +364,7 @@ def _is_own(request: web.Request) -> bool:
 
 
 def _reject_foreign() -> web.Response:
-    return _build_page(render_problem("Forbidden", "Another site has sent this request."), 403)
+    return build_page(render_problem("Forbidden", "Another site has sent this request."), 403)
 
 
 def _refuse(request: web.Request) -> web.Response:
@@ -344,10 +374,6 @@ def _refuse(request: web.Request) -> web.Response:
     if request.path.endswith(_STREAM_END) or request.method == "POST":
         response = _build_stopped(_EXPIRED, 401)
     else:
-        response = _build_page(render_sign_in(_EXPIRED), 401)
+        response = build_page(render_sign_in(_EXPIRED), 401)
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
-
-
-def _build_page(text: str, status: int = 200) -> web.Response:
-    return web.Response(text=text, status=status, content_type="text/html")

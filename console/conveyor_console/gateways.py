@@ -17,15 +17,15 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
-from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPT_PATH, RECEIPTS_PAGE, STEPS_PAGE
+from conveyor_api.names import DEMAND_PATH, ENGINES_PAGE, RECEIPT_PATH, RECEIPTS_PAGE, STEPS_PAGE, WAITING_PAGE
 from conveyor_console.figures import EngineFigures, Figures
-from conveyor_console.requests import Requests, sum_requests
+from conveyor_console.requests import Requests, Waiting, sum_requests
 from conveyor_console.sharing import Shared
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, parse_gateways, read_page, slice_name
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_protocol.engine_pages import EngineSteps, StepRecord
-from conveyor_protocol.pages import Demand, Engines
+from conveyor_protocol.pages import Demand, Engines, WaitingClients
 from conveyor_protocol.usage import RequestReceipt, SlowestReceipts
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Gateways:
         self._seen_at: dict[str, float] = {}  # when somebody has last seen the service
         self._steps = Shared[str, dict[str, list[StepRecord]]](kept_seconds, _MAX_SHARED)
         self._slowest = Shared[str, list[RequestReceipt]](kept_seconds, _MAX_SHARED)
+        self._waiting = Shared[str, list[Waiting]](kept_seconds, _MAX_SHARED)
         self.requests: dict[str, Requests] | None = None
         self.problem = "the gateways have not been read yet."
         """Why some requests are missing; empty if all gateways answered the last time."""
@@ -89,11 +90,14 @@ class Gateways:
         """Return the service's slowest requests of those that the gateways keep, the slowest first."""
         return await self._slowest.get(service, lambda: self._read_slowest(service))
 
+    async def read_waiting(self, service: str) -> list[Waiting]:
+        """Return whose requests for the service wait, for each gateway."""
+        return await self._waiting.get(service, lambda: self._read_waiting(service))
+
     async def read_receipt(self, request_id: str) -> RequestReceipt | None:
-        """Return the receipt of a request that has ended; None if no gateway keeps it."""
-        query = {"id": request_id}
-        pages = [self._read_page(each, RECEIPT_PATH, query, RequestReceipt) for each in self._gateways]
-        return next((receipt for receipt in await asyncio.gather(*pages) if receipt is not None), None)
+        """Return the newest receipt of a request that has ended; None if no gateway keeps it."""
+        found = await self._read_all(RECEIPT_PATH, {"id": request_id}, RequestReceipt)
+        return max(found, key=lambda receipt: receipt.ended_unix, default=None)
 
     async def _read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         for gateway in random.sample(self._gateways, len(self._gateways)):
@@ -103,11 +107,18 @@ class Gateways:
         return {}
 
     async def _read_slowest(self, service: str) -> list[RequestReceipt]:
-        pages = await asyncio.gather(
-            *(self._read_page(each, RECEIPTS_PAGE, {"service": service}, SlowestReceipts) for each in self._gateways)
-        )
-        receipts = [receipt for page in pages if page is not None for receipt in page.receipts]
+        pages = await self._read_all(RECEIPTS_PAGE, {"service": service}, SlowestReceipts)
+        receipts = [receipt for page in pages for receipt in page.receipts]
         return sorted(receipts, key=lambda receipt: -receipt.seconds)[:_MAX_RECEIPTS]
+
+    async def _read_waiting(self, service: str) -> list[Waiting]:
+        pages = await self._read_all(WAITING_PAGE, {"service": service}, WaitingClients)
+        return [Waiting(*msgspec.structs.astuple(each)) for page in pages for each in page.clients]
+
+    async def _read_all(self, path: str, query: Mapping[str, str], kind: type[_Page]) -> list[_Page]:
+        """Return the pages of the gateways that answer."""
+        pages = await asyncio.gather(*(self._read_page(each, path, query, kind) for each in self._gateways))
+        return [page for page in pages if page is not None]
 
     async def _read_page(
         self, gateway: Gateway, path: str, query: Mapping[str, str], kind: type[_Page]

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from conveyor_console.callers import show_caller, show_service
 from conveyor_console.events import Event
 from conveyor_console.history import Course
 from conveyor_console.overview import Line, Trouble, show_seconds
+from conveyor_console.past import Past
 from conveyor_console.pictures import (
     LINES_HEIGHT,
     STEPS_HEIGHT,
@@ -20,12 +22,18 @@ from conveyor_console.pictures import (
     draw_steps,
     show_time,
 )
+from conveyor_console.requests import Waiting
+from conveyor_console.services import Service
+from conveyor_console.usage import DAYS
 from conveyor_insight.receipts import explain_receipt
 from conveyor_protocol.engine_pages import StepRecord
 from conveyor_protocol.usage import RequestReceipt
+from conveyor_protocol.usage_rows import UsageRow
 
 LINES_A_PAGE: Final = 50
 _MAX_PICTURES: Final = 4
+_MAX_ROWS: Final = 200  # of usage
+_MAX_USED: Final = 10  # of usage, on the page of a service
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("conveyor_console"),
     autoescape=True,
@@ -58,6 +66,7 @@ def _find_id(key: str) -> str:
 
 _ENVIRONMENT.globals |= {"width": WIDTH, "steps_height": STEPS_HEIGHT, "lines_height": LINES_HEIGHT}
 _ENVIRONMENT.filters |= {"time": _show_time, "rate": _show_rate, "share": _show_share, "line_id": _find_id}
+_ENVIRONMENT.filters |= {"caller": show_caller, "service_of": show_service}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +121,15 @@ class Detail:
     charts: Sequence[Chart]
     decisions: Sequence[tuple[str, str]]
     pictures: Sequence[StepPicture]
+    waiting: Sequence[Waiting]
 
 
 def build_detail(
-    line: Line, course: Course, decisions: Sequence[tuple[float, str]], steps: Mapping[str, Sequence[StepRecord]]
+    line: Line,
+    course: Course,
+    decisions: Sequence[tuple[float, str]],
+    steps: Mapping[str, Sequence[StepRecord]],
+    waiting: Sequence[Waiting],
 ) -> Detail:
     charts = [
         draw_lines("Requests", course.times, queued=course.queued, at_engines=course.at_engines),
@@ -123,23 +137,52 @@ def build_detail(
         draw_lines("Tokens/s", course.times, generated=course.tokens),
     ]
     pictures = [draw_steps(engine, each) for engine, each in sorted(steps.items())[:_MAX_PICTURES] if each]
-    return Detail(line, charts, [(show_time(at), words) for at, words in decisions], pictures)
+    return Detail(line, charts, [(show_time(at), words) for at, words in decisions], pictures, waiting)
 
 
 def render_service(
     detail: Detail,
     caller: str,
     receipts: Sequence[RequestReceipt],
+    usage: Sequence[UsageRow],
     events: Sequence[Event],
     no_events: str,
     read_at: float,
     *,
     has_playground: bool,
 ) -> str:
-    """Return the whole page. Receipts and Events do not change while it is open. read_at: Unix time of the rest."""
-    told = list(map(explain_receipt, receipts))
-    shown = {"events": events, "no_events": no_events, "has_playground": has_playground}
-    return _render("service.html", detail=detail, caller=caller, receipts=told, **shown, as_of=show_time(read_at))
+    """Return the whole page. Receipts, usage and Events do not change while it is open.
+
+    read_at: Unix time of the rest.
+    """
+    told, used = list(map(explain_receipt, receipts)), _limit(usage, _MAX_USED)
+    shown = {"events": events, "no_events": no_events, "receipts": told, "as_of": show_time(read_at), **used}
+    shown["has_playground"] = has_playground
+    return _render("service.html", detail=detail, caller=caller, **shown)
+
+
+def render_usage(rows: Sequence[UsageRow], days: int, problem: str, caller: str) -> str:
+    """Return the page that shows who used what. problem: why there are no rows, or ""."""
+    problem = problem or ("" if rows else "You may see nothing of what was used in this time.")
+    periods = [(each, "Today" if each == 1 else f"{each} days") for each in DAYS]
+    return _render("usage.html", **_limit(rows, _MAX_ROWS), days=days, periods=periods, problem=problem, caller=caller)
+
+
+def _limit(rows: Sequence[UsageRow], most: int) -> dict[str, Any]:
+    """Return the values of the template `used.html`."""
+    return {"used": rows[:most], "num_left_out": max(0, len(rows) - most)}
+
+
+def render_receipt(request_id: str, receipt: RequestReceipt | None, caller: str) -> str:
+    """Return the page that says where the time of a request went. receipt: None if there is none for the caller."""
+    words = "" if receipt is None else explain_receipt(receipt)
+    service = "" if receipt is None else receipt.service
+    return _render("request.html", request_id=request_id, words=words, service=service, caller=caller)
+
+
+def render_past(service: Service, past: Past, caller: str) -> str:
+    """Return the page with the past of a service. The page of the service takes its section."""
+    return _render("past_page.html", service=service, past=past, caller=caller)
 
 
 def render_detail(detail: Detail) -> str:

@@ -122,15 +122,16 @@ def draw_lines(title: str, times: Sequence[float], **values: Sequence[float]) ->
                 for at, value in zip(times, each, strict=True)
                 if not math.isnan(value)
             ),
-            _show_number(each[-1]) if len(each) else "–",
+            show_number(each[-1]) if len(each) else "–",
         )
         for name, each in values.items()
     ]
-    return Chart(title, curves, _show_number(top), round(seconds))
+    return Chart(title, curves, show_number(top), round(seconds))
 
 
-def _show_number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 10 else f"{value:g}"
+def show_number(value: float) -> str:
+    """Return a value with about two digits; "–" for NaN."""
+    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def show_time(unix_seconds: float) -> str:

@@ -21,6 +21,16 @@ class Requests:
     """(name, queued requests, seconds that the first one has waited) of each class, the most urgent first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The queued requests of one client and one class, and how long the first one has waited."""
+
+    caller: str
+    request_class: str
+    queued: int
+    seconds: float
+
+
 NO_REQUESTS: Final = Requests()
 
 

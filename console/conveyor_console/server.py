@@ -17,11 +17,14 @@ from kubernetes.aio.client import ApiClient
 from conveyor_console.access import Access
 from conveyor_console.app import App
 from conveyor_console.gateways import Gateways
+from conveyor_console.lookups import Lookups
 from conveyor_console.playground.playground import Playground
 from conveyor_console.playground.relay import Relay
+from conveyor_console.prometheus import Prometheus
 from conveyor_console.services import Services, shown_collection
 from conveyor_console.settings import Settings
 from conveyor_console.state import State
+from conveyor_console.usage import Usage
 from conveyor_http.server import AppRunner, open_port
 from conveyor_kube.authorities import follow_authorities
 from conveyor_kube.gateways import gateway_slices
@@ -59,7 +62,13 @@ class Console:
             self._gateways = Gateways(session, settings.read_seconds)
             self._state = State(self._services, self._gateways)
             playground = self._build_playground(session)
-            app = App(client, self._state, self._gateways, Access(client), playground, self._list_missing).build()
+            access = Access(client)
+            lookups = Lookups(self._gateways, access, Usage(client, settings.system_namespace))
+            url = settings.prometheus_url
+            prometheus = Prometheus(session, url) if url else None
+            app = App(
+                client, self._state, self._gateways, access, lookups, prometheus, playground, self._list_missing
+            ).build()
             runner = AppRunner(app, _MAX_CONNECTIONS, shutdown_timeout=1)
             await runner.setup()
             accepting = open_port(runner, settings.host, settings.port)

@@ -31,6 +31,9 @@ class Settings:
         optional(PATH),
     )
     read_seconds: float = setting(5.0, "time between two reads of the gateways", seconds(60, least=0.1))
+    prometheus_url: str = setting(
+        "", "Prometheus with the metrics of Conveyor, for time lines of up to 7 days; empty: none", TEXT
+    )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     log_level: str = setting("INFO", "lowest level that is logged", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "format of log lines", LOG_FORMAT)

@@ -80,6 +80,26 @@ class Demand(Struct, frozen=True):
     services: dict[str, ServiceDemand]
 
 
+class WaitingClient(Struct, frozen=True, array_like=True):
+    """The queued requests of one client and one class at one gateway."""
+
+    client: Annotated[str, Meta(max_length=384)]
+    """The caller's name, `NAMESPACE/*` for callers of another namespace than the service's, or an address."""
+    request_class: Annotated[str, Meta(max_length=63)]
+    """Empty for services without classes. A request that its class delays counts for the least urgent one."""
+    queued: Count
+    wait_seconds: Annotated[float, Meta(ge=0)]
+    """How long the client's first request has waited."""
+
+
+class WaitingClients(Struct, frozen=True):
+    """`GET /waiting?service=<namespace>/<name>`: of each class the clients that wait longest, and the one with most
+    requests.
+    """
+
+    clients: list[WaitingClient]
+
+
 class Activity(Struct, frozen=True):
     """`GET /activity`: which services must start from zero, and which may scale to zero."""
 

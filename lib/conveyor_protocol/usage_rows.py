@@ -4,7 +4,8 @@ A day has a limited number of rows. Each namespace has an equal part of them (ma
 keys or services takes no rows from others. Pure.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Annotated, Final
 
 import msgspec
@@ -38,6 +39,9 @@ class UsageRow(Struct, frozen=True, array_like=True):
     """The requests' share of the time of steps; 0 for runtimes that do not report it."""
 
 
+_KEPT: Final = msgspec.json.Decoder(dict[str, list[UsageRow]])  # a day's rows by process
+
+
 class Usage(Struct, frozen=True):
     """`GET /usage`: what this process has counted today and yesterday, by day (UTC)."""
 
@@ -66,6 +70,20 @@ def _decode_rows(rows: Iterable[msgspec.Raw], errors: list[str]) -> Iterator[Usa
             yield msgspec.json.decode(row, type=UsageRow)
         except msgspec.DecodeError as error:
             errors.append(str(error))
+
+
+def read_kept(data: Mapping[str, str], first: date) -> Iterator[UsageRow]:
+    """Yield the rows of the days from `first` on. data: that of the operator's ConfigMap.
+
+    Raises ValueError with the day that cannot be read.
+    """
+    for day, text in data.items():
+        try:
+            if date.fromisoformat(day) >= first:
+                for rows in _KEPT.decode(text).values():
+                    yield from rows
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"a day cannot be read: {day[:20]}") from error
 
 
 def find_namespace(service: str, caller: str) -> str:

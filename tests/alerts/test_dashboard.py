@@ -1,4 +1,7 @@
-"""Tests the queries of the chart's Grafana dashboard on what all four programs expose. No Grafana runs here."""
+"""Tests the queries of the chart's Grafana dashboard and of the console on what all four programs expose.
+
+No Grafana runs here.
+"""
 
 import json
 import re
@@ -27,6 +30,7 @@ from tests.operator.test_process import Process, process
 
 from conveyor_api import names
 from conveyor_api.names import child_labels
+from conveyor_console.prometheus import QUERIES, build_query
 from e2e import promtool
 from e2e.cluster import programs
 
@@ -38,13 +42,13 @@ _MATCHED = re.compile(r'(\w+)=~?"')
 
 
 def read_queries(namespace: str) -> list[str]:
-    """Return the queries of all panels, with the variables' values as Grafana fills them in."""
+    """Return the queries of all panels, with the variables' values as Grafana fills them in, and the console's."""
     values = {"$namespace": namespace, "$service": SERVICE, "$__rate_interval": "5m"}
     panels = json.loads((CHART / "dashboards" / "conveyor.json").read_text())["panels"]
     found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     for name, value in values.items():
         found = [query.replace(name, value) for query in found]
-    return found
+    return found + [build_query(query, f"{namespace}/{SERVICE}", 300) for query in QUERIES.values()]
 
 
 def read_variables() -> list[str]:

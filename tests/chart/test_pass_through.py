@@ -104,7 +104,11 @@ OWN: dict[str, Json] = {
         "tls": {"secretName": "gateway-tls"},
         "service": {"spec": {"externalTrafficPolicy": "Local"}},
     },
-    "console": {"enabled": True, "playground": True},
+    "console": {
+        "enabled": True,
+        "playground": True,
+        "prometheus": {"url": "http://prometheus.monitoring:9090"},
+    },
     "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
 }
 WHOLE: Json = {
@@ -159,6 +163,7 @@ def test_every_value_of_one_part_changes_what_is_rendered(process: str, value: s
         "hostNetwork": {"httpsPort": 10251},
         "clientHeader": {"trustedProxies": ["10.0.0.0/8"]},
         "playground": {"enabled": True},
+        "prometheus": {"enabled": True},
     }
     more = others.get(value, {})
     assert render_json(**{process: {value: OWN[process][value], **more}}) != render_json(**{process: more})

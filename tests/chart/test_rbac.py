@@ -214,18 +214,20 @@ def live(objects: list[Json]) -> list[Json]:
 
 
 def exercise_console(api: Api, log: Path) -> None:
-    """Read the overview as an account without rights."""
+    """Read the overview and the usage as an account without rights."""
     wait_until("its port", lambda: "serving port=" in log.read_text())
     port = log.read_text().partition("serving port=")[2].split()[0]
     token = api.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/default/token", {"spec": {}})
     headers = {"Authorization": f"Bearer {token['status']['token']}"}
 
-    def is_shown() -> bool:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=headers)
+    def shows(path: str, text: bytes) -> bool:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
         with urllib.request.urlopen(request, timeout=60) as response:
-            return b"There are no services that you may see" in response.read()
+            return text in response.read()
 
-    wait_until("its page", is_shown)
+    wait_until("its page", lambda: shows("/", b"There are no services that you may see"))
+    readable = (b"No gateway has reported usage yet", b"You may see nothing of what was used")
+    assert any(shows("/usage", text) for text in readable)
 
 
 def exercise_registration(release: Release, check: Callable[[], None]) -> None:

@@ -111,11 +111,13 @@ def _read(status: int, response: Any) -> Page:
     return Page(status, response.read().decode(), headers)
 
 
-def make_reader(api: Api, namespace: str, name: str = "reader") -> str:
-    """Return the token of a new ServiceAccount that may list InferenceServices in its namespace."""
+def make_reader(
+    api: Api, namespace: str, name: str = "reader", resources: tuple[str, ...] = ("inferenceservices",)
+) -> str:
+    """Return the token of a new ServiceAccount that may list these kinds in its namespace."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    rule = {"apiGroups": ["conveyor.dev"], "resources": ["inferenceservices"], "verbs": ["list"]}
+    rule = {"apiGroups": ["conveyor.dev"], "resources": list(resources), "verbs": ["list"]}
     api.create(accounts, {"metadata": {"name": name}})
     api.create(f"{rbac}/roles", {"metadata": {"name": name}, "rules": [rule]})
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}

@@ -203,7 +203,7 @@ def test_a_stream_has_the_time_of_its_last_change(console: ConsoleProcess, clust
         shown = re.search(r'<p id="as-of">As of (\d\d:\d\d:\d\d) UTC', console.get(path, token).text)
         assert shown is not None
         with streaming(console, token, f"{path.rstrip('/')}/events") as events:
-            times = {found[1] for _ in range(10) if (found := re.search(r"As of (\S+) UTC", next(events)))}
+            times = {found[1] for _ in range(20) if (found := re.search(r"As of (\S+) UTC", next(events)))}
         assert len(times) > 1
         assert min(times) >= shown[1]
 

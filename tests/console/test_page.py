@@ -4,11 +4,13 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
-from tests.chart.installation import find, render
+import yaml
+from tests.chart.installation import find, render, render_json
 from tests.console.process import ConsoleProcess
 from tests.gateway.cluster import Cluster
 from tests.kubectl import kubectl
 
+from conveyor_console.settings import PROGRAM as CONSOLE
 from e2e.cluster.paths import REPOSITORY
 
 BLOCKS = [block.partition("```")[0] for block in (REPOSITORY / "docs/console.md").read_text().split("```sh\n")[1:]]
@@ -21,6 +23,16 @@ def test_the_page_s_commands_name_what_the_chart_installs() -> None:
     assert forward[-2].startswith("service/")
     service = find(objects, "Service", forward[-2].removeprefix("service/"))
     assert forward[-1].endswith(f":{service['spec']['ports'][0]['port']}")
+
+
+def test_the_page_s_prometheus_is_the_console_s() -> None:
+    page = (REPOSITORY / "docs/console.md").read_text()
+    values = yaml.safe_load(page.split("```yaml\n")[1].partition("```")[0])
+    deployment = find(render_json(**values), "Deployment", "conveyor-console")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert CONSOLE.parse(container["args"], {}).prometheus_url == values["console"]["prometheus"]["url"]
+    default = find(render("console.enabled=true"), "Deployment", "conveyor-console")
+    assert "--prometheus-url" not in str(default)
 
 
 def test_the_page_s_account_sees_its_namespace(console: ConsoleProcess, kubeconfig: Path, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ no other is active does not count, and a client that returns is at most MAX_DEBT
 import heapq
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from conveyor_gateway.admission.ordered_index import Key, OrderedIndex
@@ -154,6 +155,13 @@ class Level:
             if is_soon and near.served <= account.served + HOME_TOKENS and near.client not in skipped:
                 return at_home
         return first
+
+    def list_clients(self, most: int) -> Iterator[tuple[str, int, Ticket]]:
+        """Yield the clients that wait longest, and the one with most requests: its name, their number and the first."""
+        first = [each.client for each in islice(self._by_age, most)]
+        for client in dict.fromkeys([*first, *filter(None, (self._lengths.find_first(),))]):
+            tickets = self._accounts[client].tickets
+            yield client, tickets.size, next(iter(tickets))
 
     def last(self) -> Ticket | None:
         """Return the last ticket of the client with most of them; None without tickets."""

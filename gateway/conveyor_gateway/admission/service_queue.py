@@ -77,6 +77,15 @@ class ServiceQueue:
         first = self._waiting.first_of(level)
         return 0.0 if first is None else self.loop.time() - first.admitted_at
 
+    def list_waiting_clients(self, level: int, most: int) -> list[tuple[str, int, float]]:
+        """Return the clients of this level that wait longest, and the one with most requests.
+
+        Each has its number of queued requests, and the seconds that its first one has waited.
+        """
+        now = self.loop.time()
+        found = self._waiting.list_clients(level, most)
+        return [(client, number, now - first.admitted_at) for client, number, first in found]
+
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Number of queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
         before = self.loop.time() - window_seconds

@@ -48,6 +48,11 @@ class Waiting:
         """Return the ticket of this level that is first in the order of `sort_key`; None without one."""
         return self._levels[level].first_of_all() if level in self._levels else None
 
+    def list_clients(self, level: int, most: int) -> Iterator[tuple[str, int, Ticket]]:
+        """Yield what `Level.list_clients` does; nothing without tickets of this level."""
+        if level in self._levels:
+            yield from self._levels[level].list_clients(most)
+
     def add(self, ticket: Ticket) -> None:
         self._levels[ticket.level].add(ticket)
         self._size += 1

@@ -1,4 +1,5 @@
-"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, engines, usage, keys, receipts."""
+"""Serves the admin port: probes, metrics, demand, activity, starts, adapters, engines, waiting clients, usage, keys,
+receipts."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -18,6 +19,7 @@ from conveyor_api.names import (
     START_PATH,
     STEPS_PAGE,
     USAGE_PAGE,
+    WAITING_PAGE,
 )
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.capacity.ledger import Ledger
@@ -29,6 +31,7 @@ from conveyor_gateway.pages.demand import encode_demand, read_demand
 from conveyor_gateway.pages.engines import read_engines, read_steps
 from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.pages.status import build_probe
+from conveyor_gateway.pages.waiting import read_waiting
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.recording.receipts import Receipts
 from conveyor_gateway.recording.usage_book import UsageBook
@@ -66,6 +69,7 @@ class AdminApp:
             ADAPTERS_PAGE: self._send_adapters,
             ENGINES_PAGE: self._send_engines,
             STEPS_PAGE: self._send_steps,
+            WAITING_PAGE: self._send_waiting,
             RECEIPTS_PAGE: self._send_receipts,
             USAGE_PAGE: self._send_usage,
             KEYS_PAGE: self._send_keys,
@@ -124,6 +128,10 @@ class AdminApp:
         service = request.query.get("service", "")
         page = await read_steps(self._catalog, self._ledger, service, self._transport)
         return build_json(page, find_request_id(request))
+
+    async def _send_waiting(self, request: BaseRequest) -> Response:
+        self._check_synced()
+        return build_json(read_waiting(self._queues, request.query.get("service", "")), find_request_id(request))
 
     async def _send_receipts(self, request: BaseRequest) -> Response:
         page = await self._receipts.find_slowest(request.query.get("service", ""))

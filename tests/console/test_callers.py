@@ -1,0 +1,74 @@
+"""Tests which names of callers a reader sees, and the sums of what is hidden."""
+
+from conveyor_console.callers import select_usage, select_waiting, show_caller, show_service
+from conveyor_console.requests import Waiting
+from conveyor_protocol.usage_rows import UsageRow
+
+ACCOUNT = "system:serviceaccount:apps:web"
+ROWS = [
+    UsageRow("team/chat", "team/ann", "", 1, 10, 5, 20, 100.0),
+    UsageRow("team/chat", "team/bob", "", 2, 20, 0, 40, 200.0),
+    UsageRow("team/chat", ACCOUNT, "", 1, 1, 0, 1, 1.0),
+    UsageRow("team/chat", "", "", 1, 2, 0, 2, 1.0),
+    UsageRow("other/chat", "team/ann", "", 1, 3, 0, 3, 1.0),
+    UsageRow("other/chat", "other/eve", "", 1, 9, 0, 9, 1.0),
+    UsageRow("", "*", "", 7, 7, 0, 7, 7.0),
+]
+
+
+def describe(seen: set[str], named: set[str]) -> dict[tuple[str, str], int]:
+    return {(row.service, row.caller): row.requests for row in select_usage(ROWS, seen, named)}
+
+
+def test_who_may_list_services_only_sees_the_callers_of_a_namespace_as_one() -> None:
+    assert describe({"team"}, set()) == {
+        ("team/chat", "team/*"): 3,
+        ("team/chat", "apps/*"): 1,
+        ("team/chat", ""): 1,
+    }
+    (first, *_) = select_usage(ROWS, {"team"}, set())
+    assert first == UsageRow("team/chat", "team/*", "", 3, 30, 5, 60, 300.0)
+
+
+def test_who_may_list_keys_sees_their_names_and_their_use_of_other_namespaces() -> None:
+    assert describe({"team"}, {"team"}) == {
+        ("team/chat", "team/bob"): 2,
+        ("team/chat", "team/ann"): 1,
+        ("other/chat", "team/ann"): 1,
+        ("team/chat", ""): 1,
+        ("team/chat", "apps/*"): 1,
+    }
+    assert describe(set(), set()) == {}
+
+
+def test_only_who_sees_all_namespaces_sees_the_sum_of_several() -> None:
+    everywhere = {"", "team", "other", "apps"}
+    assert len(describe(everywhere, everywhere)) == len(ROWS)
+
+
+def test_clients_that_wait_are_summed_over_gateways_and_have_no_address() -> None:
+    waiting = [
+        Waiting("team/ann", "", 1, 2.0),
+        Waiting("team/ann", "", 2, 1.0),
+        Waiting("203.0.113.7", "", 1, 3.0),
+        Waiting("2001:db8::/64", "", 1, 4.0),
+        Waiting("by-a-proxy", "", 1, 1.0),
+        Waiting("apps/*", "", 1, 1.0),
+    ]
+    assert select_waiting(waiting, "team/chat", {"team"}, 10) == [
+        Waiting("", "", 3, 4.0),
+        Waiting("team/ann", "", 3, 2.0),
+        Waiting("apps/*", "", 1, 1.0),
+    ]
+    assert Waiting("team/*", "", 3, 2.0) in select_waiting(waiting, "team/chat", set(), 10)
+    assert len(select_waiting(waiting, "team/chat", {"team"}, 1)) == 1
+
+
+def test_names_are_those_that_people_know() -> None:
+    names = [show_caller(each) for each in ("", "*", "apps/*", ACCOUNT, "team/ann", "by-a-proxy")]
+    assert names == ["without a key", "others", "others of apps", "ServiceAccount apps/web", "team/ann", "by-a-proxy"]
+    assert [show_service(row) for row in (ROWS[0], ROWS[-1], UsageRow("", "team/ann", ""))] == [
+        "team/chat",
+        "several",
+        "deleted",
+    ]

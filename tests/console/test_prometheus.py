@@ -1,0 +1,154 @@
+"""Tests what the console requests from Prometheus, and that a server that is slow, away or hostile harms nothing.
+
+`tests/alerts` runs the queries in a real Prometheus.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from conveyor_console import prometheus
+from conveyor_console.past import NUM_POINTS, QUEUED, SPANS, build_past
+from conveyor_console.prometheus import QUERIES, Prometheus
+
+SERVICE = "team/qwen"
+Answer = Callable[[dict[str, str]], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[tuple[Prometheus, list[dict[str, str]]]]:
+    """Yield a reader of a server that answers in this way, and the queries that it gets."""
+    asked: list[dict[str, str]] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append({name: value for name, (value,) in parse_qs(await request.text()).items()})
+        return await answer(asked[-1])
+
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as session:
+        yield Prometheus(session, f"http://127.0.0.1:{runner.addresses[0][1]}/"), asked
+    await runner.cleanup()
+
+
+def encode(*values: Any) -> web.Response:
+    """Return the answer with one series."""
+    series = [{"metric": {}, "values": list(values)}] if values else []
+    return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": series}})
+
+
+async def count_up(query: dict[str, str]) -> web.StreamResponse:
+    start, step = int(query["start"]), int(query["step"])
+    return encode(*((start + number * step, str(number)) for number in range(NUM_POINTS)))
+
+
+@pytest.mark.parametrize("span", SPANS)
+async def test_a_read_has_one_query_for_each_line_of_the_service_and_the_same_number_of_points(span: str) -> None:
+    async with serving(count_up) as (reader, asked):
+        lines = await reader.read(SERVICE, span)
+        again = await asyncio.gather(*(reader.read(SERVICE, span) for _ in range(20)))
+    assert lines is not None
+    assert all(each is lines for each in again), "viewers share a read"
+    assert len(asked) == len(QUERIES)
+    assert all('namespace="team",inference_service="qwen"' in each["query"] for each in asked)
+    assert {(int(each["end"]) - int(each["start"])) // int(each["step"]) for each in asked} == {NUM_POINTS - 1}
+    assert {int(each["end"]) - int(each["start"]) for each in asked} == {SPANS[span]}
+    assert all(time.time() - SPANS[span] / (NUM_POINTS - 1) - 60 < int(each["end"]) <= time.time() for each in asked)
+    assert list(lines.values[QUEUED]) == list(range(NUM_POINTS))
+    past = build_past(lines, span, list(SPANS), 7, "")
+    assert dict(past.state)[QUEUED] == "7"
+
+
+async def test_values_that_are_none_are_left_out() -> None:
+    async def answer(query: dict[str, str]) -> web.StreamResponse:
+        start, step = int(query["start"]), int(query["step"])
+        texts = ("NaN", "+Inf", "-1", "1e300", "x", "5")
+        outside = ((start - 100 * step, "7"), (1e300, "7"), (-1e300, "7"))
+        return encode(*outside, *((start + number * step, text) for number, text in enumerate(texts)))
+
+    async with serving(answer) as (reader, _):
+        lines = await reader.read(SERVICE, "1h")
+    assert lines is not None
+    known = {place: value for place, value in enumerate(lines.values[QUEUED]) if not math.isnan(value)}
+    assert known == {5: 5.0}
+    assert build_past(lines, "1h", list(SPANS), None, "").charts[0].top == "5"
+
+
+async def test_no_series_is_no_value() -> None:
+    async def answer(_query: dict[str, str]) -> web.StreamResponse:
+        return encode()
+
+    async with serving(answer) as (reader, _):
+        lines = await reader.read(SERVICE, "1h")
+    assert lines is not None
+    assert {text for _, text in build_past(lines, "1h", list(SPANS), None, "").state} == {"–"}
+
+
+async def redirect(_query: dict[str, str]) -> web.StreamResponse:
+    return web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"})
+
+
+async def refuse(_query: dict[str, str]) -> web.StreamResponse:
+    return web.Response(status=503, text="overloaded")
+
+
+async def send_other(_query: dict[str, str]) -> web.StreamResponse:
+    return web.Response(body=b'{"data": {"result": [{"values": "\xff"}]}}', content_type="application/json")
+
+
+async def nest(_query: dict[str, str]) -> web.StreamResponse:
+    return web.Response(text='{"data":' + "[" * 30_000, content_type="application/json")
+
+
+async def send_much(_query: dict[str, str]) -> web.StreamResponse:
+    return web.Response(body=b" " * (8 << 20))
+
+
+async def say_nothing(_query: dict[str, str]) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return encode()
+
+
+@pytest.mark.parametrize("answer", [redirect, refuse, send_other, nest, send_much, say_nothing])
+async def test_a_server_that_is_slow_or_hostile_ends_a_read_without_lines(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    async with asyncio.timeout(30), serving(answer) as (reader, asked):
+        assert await reader.read(SERVICE, "1h") is None
+        number = len(asked)
+        assert await reader.read(SERVICE, "1h") is None
+    assert len(asked) == number <= len(QUERIES), "the next viewers do not try again at once"
+
+
+async def test_a_server_that_is_away_ends_a_read_without_lines() -> None:
+    async with aiohttp.ClientSession() as session:
+        assert await Prometheus(session, "http://127.0.0.1:1").read(SERVICE, "7d") is None
+
+
+async def test_many_slow_reads_have_few_connections_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_TOTAL_SECONDS", 1.0)
+    open_now = most = 0
+
+    async def answer(_query: dict[str, str]) -> web.StreamResponse:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        try:
+            return await say_nothing(_query)
+        finally:
+            open_now -= 1
+
+    async with asyncio.timeout(30), serving(answer) as (reader, _):
+        found = await asyncio.gather(*(reader.read(f"team/s{number}", "1h") for number in range(50)))
+    assert set(found) == {None}
+    assert most <= 4
