@@ -51,6 +51,8 @@ class UsedTokens(Struct, frozen=True, omit_defaults=True):
     """False if the engine process has not ended all of the request yet. `GET /usage` waits until it has."""
     receipt: EngineReceipt | None = None
     """None if the request has not ended."""
+    error: Annotated[str, Meta(pattern="^[A-Za-z]{0,64}$")] = ""
+    """The error of the engine with which a stream has ended after its beginning; "" without one."""
 
 
 def describe_used(used: UsedTokens) -> dict[str, str | int | float]:

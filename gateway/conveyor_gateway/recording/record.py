@@ -216,6 +216,8 @@ def _find_error(record: Record) -> str:
         return ""
     if record.reason != "-":
         return record.reason
+    if record.usage is not None and record.usage.error:
+        return record.usage.error
     return str(record.status) if record.status >= 500 else ""
 
 

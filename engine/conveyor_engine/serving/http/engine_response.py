@@ -176,6 +176,8 @@ class EngineResponse(Response):
     def _note_failure(self, error: RequestError) -> None:
         """Record an error that ends a started stream. The stream's last event has to describe it."""
         self._error = type(error).__name__
+        if self._report is not None and error.code.status >= 500:
+            self._report.error = self._error
         _log.info("event=stream_failed id=%s error=%s", self._id, self._error)
 
     @abstractmethod

@@ -29,11 +29,14 @@ class Report:
     def __init__(self) -> None:
         self.count: Callable[[], UsedTokens] = lambda: _NO_TOKENS
         self.bill: Bill | None = None  # None: nothing was sent to the engine process
+        self.error = ""  # that ended the stream, unless it is the client's
         self._ended = asyncio.Event()
 
     def read(self) -> UsedTokens:
         """Return the report. It is final if the engine process has ended all that was sent to it."""
         used = self.count()
+        if self.error:
+            used = msgspec.structs.replace(used, error=self.error)
         if self.bill is None:
             return used
         if not self.bill.is_settled:
