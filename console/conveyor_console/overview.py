@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from conveyor_api.conditions import ConditionType, Reason
 from conveyor_console.figures import Figures
 from conveyor_console.requests import NO_REQUESTS, Requests
 from conveyor_console.services import Service
 
 _AT_MAXIMUM: Final = "AtMaximum"
+# Reasons for which the first engine is not ready yet, without any failure. They need nobody's attention.
+_STARTING: Final = {Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING, Reason.STARTING_FROM_ZERO}
 
 
 class Trouble(IntEnum):
@@ -19,9 +22,10 @@ class Trouble(IntEnum):
     SLOW = 1
     FULL = 2
     UNKNOWN = 3
-    CHANGING = 4
-    WELL = 5
-    ASLEEP = 6
+    STARTING = 4
+    CHANGING = 5
+    WELL = 6
+    ASLEEP = 7
 
 
 WORDS: Final = {
@@ -29,6 +33,7 @@ WORDS: Final = {
     Trouble.SLOW: "Slow",
     Trouble.FULL: "Full",
     Trouble.UNKNOWN: "Unknown",
+    Trouble.STARTING: "Starting",
     Trouble.CHANGING: "Changing",
     Trouble.WELL: "Ready",
     Trouble.ASLEEP: "At zero",
@@ -70,19 +75,27 @@ def build_line(service: Service, requests: Requests | None, figures: Figures | N
 def _judge(service: Service, requests: Requests, figures: Figures) -> tuple[Trouble, str]:
     """Return how urgent the service is, and why, as a sentence."""
     ready = service.ready
+    if ready.status == "False" and ready.reason in _STARTING:
+        return Trouble.STARTING, f"{ready.reason}: {ready.message}"
     if ready.status == "False":
         return Trouble.DOWN, f"{ready.reason}: {ready.message}"
     if ready.status != "True":
         return Trouble.UNKNOWN, ready.message
     if missed := _find_missed(service, figures):
         return Trouble.SLOW, missed
-    if requests.queued and service.scaling_reason == _AT_MAXIMUM:
+    if requests.queued and _is_at_most(service):
         return Trouble.FULL, f"{requests.queued} requests are queued, and no more replicas are allowed"
     if service.progressing or service.ready_replicas != service.desired_replicas:
         return Trouble.CHANGING, f"{ready.reason}: {ready.message}"
     if not service.desired_replicas:
         return Trouble.ASLEEP, ready.message
     return Trouble.WELL, ready.message
+
+
+def _is_at_most(service: Service) -> bool:
+    """Return whether the service may have no more replicas: it is at its maximum, or their number is fixed."""
+    scaling = dict(service.conditions).get(ConditionType.SCALING_READY)
+    return service.scaling_reason == _AT_MAXIMUM or (scaling is not None and scaling.reason == Reason.FIXED_REPLICAS)
 
 
 def _find_missed(service: Service, figures: Figures) -> str:

@@ -18,6 +18,7 @@ CASES = {
     Trouble.UNKNOWN: (Service("team", "new"), Requests(), Figures()),
     Trouble.SLOW: (replace(WELL, first_token_objective=0.2), Requests(), Figures(first_token_seconds=0.3)),
     Trouble.FULL: (replace(WELL, scaling_reason="AtMaximum"), Requests(queued=3), Figures()),
+    Trouble.STARTING: (replace(WELL, ready=Condition("False", "ModelLoading", "loading")), Requests(), Figures()),
     Trouble.CHANGING: (replace(WELL, ready_replicas=1), Requests(queued=3), Figures()),
     Trouble.ASLEEP: (replace(WELL, ready_replicas=0, desired_replicas=0), Requests(), Figures()),
     Trouble.WELL: (WELL, Requests(at_engines=3), Figures(first_token_seconds=0.1)),
@@ -29,6 +30,12 @@ def test_a_service_has_the_trouble_that_its_reports_say(trouble: Trouble) -> Non
     line = build_line(*CASES[trouble])
     assert line.trouble == trouble
     assert line.reason
+
+
+def test_a_service_with_fixed_replicas_is_full_while_requests_wait() -> None:
+    fixed = replace(WELL, conditions=(("ScalingReady", Condition("True", "FixedReplicas", "fixed")),))
+    assert build_line(fixed, Requests(queued=1), None).trouble is Trouble.FULL
+    assert build_line(fixed, Requests(), None).trouble is Trouble.WELL
 
 
 def test_a_missed_objective_is_said_with_both_times() -> None:
