@@ -132,9 +132,11 @@ async def test_a_team_finds_its_faults_in_the_console(
         page = f"/services/{namespace}/busy"
         busy = await wait_for(http, page, f"{namespace}/heavy</td>", f"{namespace}/light</td>", "in the gateway&#39;s")
         assert re.search(rf"{namespace}/heavy</td><td data-label=\"Queued\">[4-6]<", busy)
-        assert answered
+        await asyncio.to_thread(kube.wait_until, "an answer", lambda: answered, 120)
         told = (await http.get("/requests", params={"id": answered[-1]})).text
-        assert re.search(rf"{namespace}/busy answered {answered[-1]} with 200 in [\d.]+ s: [\d.]+ s in the", told)
+        assert re.search(
+            rf"{namespace}/busy answered {answered[-1]} with 200 in [\d.]+ s: .* generating 200 tokens", told
+        )
         events = await wait_for(http, f"/services/{namespace}/lost", "ModelNotFound")
         assert "You may not list Events" not in events
 

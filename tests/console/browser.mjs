@@ -72,6 +72,7 @@ await checkNames("the service's page");
 await look("service");
 await tryService(page, service, checkNames, look);
 
+await page.goto(`${url}/services/${service}`);
 await page.waitForSelector("#past input[type=range]");
 await page.waitForFunction(() => Number(document.querySelector("#point").max) > 0);
 const readTime = () => page.$eval("#past-at", (found) => found.textContent.split(":").slice(0, 3).join(":"));
