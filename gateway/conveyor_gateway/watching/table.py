@@ -80,9 +80,15 @@ class Table(ABC, Generic[_Item]):
             yield
 
     def _parse_within_limit(self, body: Json) -> _Item:
+        key = find_key(body)
+        if key not in self._items and self._weights[key.partition("/")[0]] >= self._most:
+            raise self._build_full()  # a namespace with any number of objects costs no parsing of all of them
         item = self._parse(body)
-        self._change_weight(find_key(body), self._weigh(item))
+        self._change_weight(key, self._weigh(item))
         return item
+
+    def _build_full(self) -> ValueError:
+        return ValueError(f"its namespace has more than {self._most} {self._kind}")
 
     def _remove(self, key: str) -> None:
         if key in self._items:
@@ -95,7 +101,7 @@ class Table(ABC, Generic[_Item]):
         before = 0 if known is None else self._weigh(known)
         total = self._weights[namespace] + weight - before
         if weight > before and total > self._most:
-            raise ValueError(f"its namespace has more than {self._most} {self._kind}")
+            raise self._build_full()
         self._weights[namespace] = total
         if not total:
             del self._weights[namespace]

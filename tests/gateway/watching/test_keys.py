@@ -10,7 +10,7 @@ from tests.gateway.keys import make_api_key, make_key
 from conveyor_api.api_key import hash_key
 from conveyor_gateway.caller import Caller, Limits
 from conveyor_gateway.watching import keys as keys_module
-from conveyor_gateway.watching.keys import KeyTable, Proof
+from conveyor_gateway.watching.keys import KeyTable, Proof, parse_key
 
 NOW_UNIX = 1_800_000_000  # 2027-01-15T08:00:00Z
 KEY = make_key("team-a")
@@ -156,6 +156,21 @@ def test_a_namespace_with_too_many_keys_keeps_the_first_ones_and_takes_none_from
     assert found == ["team-a/k0", "team-a/k1", "team-a/k2", None, None]
     assert (len(table), len(table.unreadable)) == (4, 2)
     assert find_name(table, make_key("team-b")) == "team-b/ci"
+
+
+def test_keys_beyond_the_limit_of_a_namespace_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_module, "MAX_KEYS", 3)
+    table, parsed = KeyTable(lambda: NOW_UNIX), list[str]()
+    monkeypatch.setattr(
+        keys_module, "parse_key", lambda body: parsed.append(body["metadata"]["name"]) or parse_key(body)
+    )
+    for number in range(6):
+        table.put(make_api_key("team-a", f"k{number}", make_key("team-a", number)))
+    table.put(make_api_key("team-a", "k1", make_key("team-a", 9)))
+    assert parsed == ["k0", "k1", "k2", "k1"]
+    table.delete(make_api_key("team-a", "k0"))
+    table.put(make_api_key("team-a", "k5", make_key("team-a", 5)))
+    assert find_name(table, make_key("team-a", 5)) == "team-a/k5"
 
 
 def test_an_object_that_the_gateway_cannot_read_is_skipped() -> None:
