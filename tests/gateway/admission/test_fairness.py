@@ -9,7 +9,7 @@ from tests.gateway.admission.queues import FAR, make_queue
 from tests.gateway.admission.test_queue_classes import BATCH, CHAT, VirtualTime
 from tests.lines_run import count_lines
 
-from conveyor_gateway.admission.kept_places import MAX_RECENT, RECENT_SECONDS, KeptPlaces
+from conveyor_gateway.admission.kept_places import BEYOND_PEAK, MAX_RECENT, RECENT_SECONDS, KeptPlaces
 from conveyor_gateway.admission.served_tokens import MAX_DEBT_TOKENS, MAX_IDLE, Level, weigh
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import ONE_TOKEN, Ticket, TicketState, Work
@@ -273,3 +273,33 @@ def test_a_single_place_is_never_kept() -> None:
         for client in "abab":
             admit(run.queue, client)
         assert run.queue.dispatched == 2
+
+
+def test_clients_of_which_few_run_at_once_have_few_places_kept() -> None:
+    kept, now = KeptPlaces(), 0.0
+    for _ in range(3):
+        for number in range(102):  # a short request of each in 30 seconds, two at once
+            now += RECENT_SECONDS / 102
+            kept.enter(f"client-{number}", 256, now)
+            kept.leave(f"client-{number - 1}")
+            if not number:
+                kept.leave("client-101")
+    assert kept.count("flood", now) <= 2 + BEYOND_PEAK
+    for number in range(20):  # then a burst
+        kept.enter(f"client-{number}", 256, now)
+    assert kept.count("flood", now) >= 20
+    for _ in range(2):
+        now += RECENT_SECONDS
+        kept.enter("client-0", 256, now)
+    assert kept.count("flood", now) == 1
+
+
+def test_a_client_that_gets_many_places_counts_for_the_peak_only_until_it_has_them() -> None:
+    kept = KeptPlaces()
+    for number in range(200):
+        kept.enter("flood", 256, 0.0)
+        kept.enter(f"client-{number}", 256, 0.0)
+        kept.leave(f"client-{number}")
+    for _ in range(200):
+        kept.leave("flood")
+    assert (kept._total_few, kept._num_few, kept._num_of_client) == (0, {}, {})
