@@ -79,7 +79,7 @@ def _subtract(stored, zero, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.con
     return numbers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "blocks_each"])
 def _multiply_packed(
     x, numbers, scales, zeros, bias, residual, out,
     num_rows, size, columns, width, blocks_each,
@@ -137,7 +137,7 @@ def _multiply_packed(
     tl.store(out + places, sums.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "count"])
 def _join_parts(
     parts, bias, residual, out, num_parts, count, size,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
@@ -185,6 +185,8 @@ def multiply(
     x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return x (rows, in) @ weights^T + bias (out,) + residual (rows, out), rounded once."""
+    if not len(x):
+        return x.new_empty((0, weights.out_features))
     x = x.contiguous()
     residual = None if residual is None else residual.contiguous()
     run = _multiply_few if len(x) <= _MOST_ROWS else _multiply_many

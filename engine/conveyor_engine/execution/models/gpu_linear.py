@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from conveyor_engine.execution.kernels.weights import Weights, join_weights
 from conveyor_engine.execution.models.packed_linear import PackedLinear
@@ -40,7 +41,7 @@ class GpuLinear(PackedLinear):
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return residual + what the layer computes of x."""
         rows = x.reshape(-1, self.in_features)
-        out: torch.Tensor = self._multiply(rows, self.packed, self.bias, residual.reshape(len(rows), -1))
+        out: torch.Tensor = self._multiply(rows, self.packed, self.bias, residual.reshape(-1, self.out_features))
         return out.view(residual.shape)
 
     def multiply_row(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -53,3 +54,11 @@ def join_linears(linears: Sequence[GpuLinear]) -> GpuLinear:
     biases = [linear.bias.data for linear in linears if linear.bias is not None]
     packed = join_weights([linear.packed for linear in linears])
     return GpuLinear(packed, torch.cat(biases) if biases else None, linears[0].dtype)
+
+
+def list_variants(model: nn.Module) -> tuple[int, ...]:
+    """Return numbers of rows that reach each variant of the kernels for several rows; none if no layer uses them.
+
+    Tiles have 16, 32 or 64 rows. A product of several tiles of rows may not be divided along its inputs.
+    """
+    return (16, 32, 64, 256) if any(isinstance(part, GpuLinear) for part in model.modules()) else ()

@@ -60,10 +60,10 @@ class TritonDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """Compute the layer with the arguments and the result of transformers' decoder layers."""
-        if hidden_states.shape[1] <= self._most_rows and self._multiplies_rows:
-            return self._compute_rows(hidden_states[0], position_embeddings, paged)[None]
-        attended = self._attend(hidden_states, position_embeddings, paged)
         residual = residual_of(paged, self.self_attn.spec, hidden_states)
+        if residual.shape[1] and hidden_states.shape[1] <= self._most_rows and self._multiplies_rows:
+            return self._compute_rows(hidden_states[0], residual[0], position_embeddings, paged)[None]
+        attended = self._attend(hidden_states, position_embeddings, paged)
         norm = self.before_mlp
         assert isinstance(norm, RmsNorm)
         hidden_states, normed = elementwise.add_rms_norm(residual, attended, norm.weight, norm.eps, norm.offset)
@@ -90,12 +90,11 @@ class TritonDecoderLayer(DecoderLayer):
             and all(type(without_adapters(linear)) in (nn.Linear, GpuLinear) for linear in self._linears)
         )
 
-    def _compute_rows(self, x: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
-        """Compute the layer for up to `MOST_ROWS` rows: x (T, hidden) -> (T, hidden)."""
+    def _compute_rows(self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """Compute the layer for up to `MOST_ROWS` rows: x (T, hidden), residual (R, hidden) -> (R, hidden)."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(attention, TritonAttention)
         qkv = _multiply(attention.qkv_proj, x, norm=_norm(self.before_attention))
-        residual = x if len(x) == 1 else residual_of(paged, attention.spec, x[None])[0]
         attended = attention.attend_merged(qkv, rotation, paged)
         x = _multiply_and_add(attention.o_proj, attended, residual, self.after_attention)
         gated = mlp.gated is elementwise.silu_mul

@@ -20,7 +20,14 @@ from typing import Any
 
 import torch
 import triton
-from tests.engine.execution.kernels.compiled import CAPABILITIES, FEW_LAYERS, HEADER, SMALL_CAPABILITIES, Compiled
+from tests.engine.execution.kernels.compiled import (
+    CAPABILITIES,
+    FEW_LAYERS,
+    HEADER,
+    OTHER_ROWS,
+    SMALL_CAPABILITIES,
+    Compiled,
+)
 from tests.engine.execution.kernels.cuda_layers import (
     LATENTS,
     PACKED,
@@ -91,7 +98,7 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False
                     place = ("Llama-3.2-1B", f"{step}, {name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare(SHAPES["Llama-3.2-1B"], STEPS[step], packed=packed)()
-                for rows in (16, 32):
+                for rows in (16, 32, *OTHER_ROWS):
                     place = ("product", f"{rows} rows, {name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_product(packed, rows)()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 CAPABILITIES = (80, 90, 100)
 SMALL_CAPABILITIES = (86, 89, 120)  # their blocks have less shared memory
+OTHER_ROWS = (7, 31, 150)  # of products in few bits, whose kernels those for 16, 32 and 64 rows are
 FEW_LAYERS = ("Qwen3-8B", "MiniCPM3")  # they launch every kernel
 
 

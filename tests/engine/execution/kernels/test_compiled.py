@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
+from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, OTHER_ROWS, SMALL_CAPABILITIES, Compiled
 from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, copies_in_flight, product_loop
 
 ROOT = Path(__file__).parents[4]
@@ -119,6 +119,12 @@ def test_numbers_of_few_bits_are_copied_while_those_before_them_are_multiplied(c
     assert len(loops) >= 4
     assert [kernel for kernel, loop in loops.items() if copies_in_flight(loop) < 4] == []
     assert [kernel for kernel, loop in loops.items() if copied_from_loaded_addresses(loop)] == []
+
+
+def test_other_numbers_of_rows_compile_no_product_anew(compiled: list[Compiled]) -> None:
+    """Otherwise, requests would wait for compilers."""
+    steps = tuple(f"{rows} rows" for rows in OTHER_ROWS)
+    assert [str(kernel) for kernel in compiled if kernel.step.startswith(steps)] == []
 
 
 def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: list[Compiled]) -> None:

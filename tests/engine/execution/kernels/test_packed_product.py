@@ -10,6 +10,7 @@ from conveyor_engine.execution.kernels.few_rows import Norm
 from conveyor_engine.execution.kernels.packed_product import multiply, restore
 from conveyor_engine.execution.kernels.packed_row import multiply_packed_row
 from conveyor_engine.execution.kernels.weights import Kind, Weights, join_weights, pack_weights
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
 
 pytestmark = ON_DEVICE
 
@@ -77,6 +78,13 @@ def test_rows_are_multiplied(dtype: torch.dtype, kind: Kind, group: int, has_zer
     exact = x.double() @ weight.double().t()
     assert_close(multiply(x, packed), exact)
     assert_close(multiply(x, packed, bias, residual), exact + bias.double() + residual.double())
+
+
+def test_no_rows_give_no_results() -> None:
+    packed, _ = make("int4", 64)
+    linear = GpuLinear(packed, None, torch.float32)
+    x, residual = (torch.empty(1, 0, size, device=DEVICE) for size in (COLUMNS, SIZE))
+    assert linear(x).shape == linear.add_to(residual, x).shape == residual.shape
 
 
 @DTYPES

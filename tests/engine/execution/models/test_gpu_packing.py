@@ -1,6 +1,7 @@
 """Tests weights of 4 and 8 bits as GPUs keep them, on a GPU or otherwise in Triton's interpreter."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch import nn
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import kernels, native
+from conveyor_engine.execution.attention.backend import LastLayer, LayerShape
+from conveyor_engine.execution.attention.interface import PagedStep
+from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import packed_product
 from conveyor_engine.execution.models import gpu_packing
@@ -20,6 +24,7 @@ from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.gpu_packing import pack_linears
+from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.linear import build_linear, stackable
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantized.grids import keep_grids
@@ -196,6 +201,39 @@ def test_ranks_pack_their_shares(dim: int) -> None:
         pack(model)
         torch.testing.assert_close(model.proj.weight.cpu(), weight.chunk(2, dim)[rank], rtol=1e-6, atol=0)
     assert grid.divide(1, 0, 3) is None, "a rank's share has no whole groups"
+
+
+def test_each_variant_of_the_kernels_is_warmed_up() -> None:
+    model: Any = nn.Module()
+    model.proj = nn.Linear(64, 48)
+    runner_like: Any = SimpleNamespace(model=model, device=DEVICE)
+    warmed_up: Any = runner.GenerateRunner.extra_warmup_tokens.fget
+    assert warmed_up(runner_like) == (1, 2, 4)
+    model.proj.grid = choose_grid(model.proj.weight.data, 4, 32)
+    model.proj.weight = nn.Parameter(model.proj.grid.read(model.proj.grid.round(model.proj.weight)), False)
+    pack(model)
+    assert warmed_up(runner_like) == (1, 2, 4, 16, 32, 64, 256)
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_few_tokens_of_which_none_is_sampled_pass_the_last_layer(quantization: Any) -> None:
+    model = make_model("Qwen3", intermediate_size=128, num_hidden_layers=1)
+    if quantization:
+        pack(model, quantization)
+    model.to(DEVICE)
+    fuse_model(model)
+    backend = TorchPaged()
+    backend.allocate([LayerShape(4, 2, 16, 16)], 1, 8, torch.float32, DEVICE)
+    (layer,) = model.model.layers
+    assert layer._multiplies_rows
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    for tokens in (1, 3):
+        metadata = lay_in_block([0, tokens], [tokens], torch.arange(tokens, device=DEVICE))
+        last = LastLayer(0, none, lay_in_block([0], [], none))
+        hidden = torch.randn(1, tokens, model.config.hidden_size, device=DEVICE)
+        rotation = model.model.rotary_emb(hidden, metadata.slot_mapping[None])
+        with torch.inference_mode():
+            assert layer(hidden, rotation, PagedStep(backend, metadata, last)).shape == (1, 0, hidden.shape[2])
 
 
 @pytest.mark.nightly

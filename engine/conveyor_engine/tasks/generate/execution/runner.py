@@ -30,6 +30,7 @@ from conveyor_engine.execution.limits import check_settings_with_states, choose_
 from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.adapters import Adapters
+from conveyor_engine.execution.models.gpu_linear import list_variants
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
 from conveyor_engine.execution.models.latent import EXPANDING, keep_latents, prompt_bytes
 from conveyor_engine.execution.models.native_layers import join_layers
@@ -237,7 +238,7 @@ class GenerateRunner(Runner):
 
         For up to four rows, a layer uses other kernels (`kernels.few_rows`) than for more.
         """
-        return (1, 2, 4) if kernels.why_missing(self.device) is None else ()
+        return (1, 2, 4, *list_variants(self.model)) if kernels.why_missing(self.device) is None else ()
 
     @property
     def graph_sizes(self) -> list[int]:
