@@ -31,7 +31,10 @@ def select_usage(rows: Iterable[UsageRow], seen: Set[str], named: Set[str]) -> l
 
 
 def select_waiting(clients: Iterable[Waiting], service: str, named: Set[str], most: int) -> list[Waiting]:
-    """Return whose requests wait, those with most requests first. Clients without a key are one."""
+    """Return at most `most` clients whose requests wait, the longest wait first. Clients without a key are one.
+
+    The client with most requests is among them, because it may be why the others wait.
+    """
     sums: dict[tuple[str, str], Waiting] = {}
     for each in clients:
         caller = each.caller if is_caller(each.caller) else ""
@@ -40,7 +43,11 @@ def select_waiting(clients: Iterable[Waiting], service: str, named: Set[str], mo
         before = sums.get(key, Waiting(caller, each.request_class, 0, 0.0))
         seconds = max(before.seconds, each.seconds)
         sums[key] = Waiting(caller, each.request_class, before.queued + each.queued, seconds)
-    return sorted(sums.values(), key=lambda each: (-each.queued, each.caller, each.request_class))[:most]
+    ordered = sorted(sums.values(), key=lambda each: (-each.seconds, each.caller, each.request_class))
+    shown, largest = ordered[:most], max(ordered, key=lambda each: each.queued, default=None)
+    if largest is not None and largest not in shown:
+        shown[-1] = largest
+    return shown
 
 
 def find_namespaces(services: Iterable[str], callers: Iterable[tuple[str, str]]) -> tuple[set[str], set[str]]:
@@ -71,7 +78,9 @@ def show_service(row: UsageRow) -> str:
 
 
 def _hide(caller: str, namespace: str, named: Set[str]) -> str:
-    return caller if not caller or namespace in named else f"{namespace}/{OTHERS}"
+    if not caller or namespace in named:
+        return caller
+    return f"{namespace}/{OTHERS}" if namespace else OTHERS
 
 
 def _read_counts(row: UsageRow) -> tuple[int, int, int, int, float]:

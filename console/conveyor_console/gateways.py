@@ -42,6 +42,11 @@ _INVALID: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # w
 _Page = TypeVar("_Page")
 
 
+def find_newest(receipts: Iterable[RequestReceipt]) -> RequestReceipt | None:
+    """Return the receipt of the request that ended last; None without receipts."""
+    return max(receipts, key=lambda receipt: receipt.ended_unix, default=None)
+
+
 class Gateways:
     """What the gateways report. `requests`: by service, None until a gateway has answered.
 
@@ -96,8 +101,11 @@ class Gateways:
 
     async def read_receipt(self, request_id: str) -> RequestReceipt | None:
         """Return the newest receipt of a request that has ended; None if no gateway keeps it."""
-        found = await self._read_all(RECEIPT_PATH, {"id": request_id}, RequestReceipt)
-        return max(found, key=lambda receipt: receipt.ended_unix, default=None)
+        return find_newest(await self.read_receipts(request_id))
+
+    async def read_receipts(self, request_id: str) -> list[RequestReceipt]:
+        """Return the receipts of requests with an id, one for each gateway that has one. Clients choose ids."""
+        return await self._read_all(RECEIPT_PATH, {"id": request_id}, RequestReceipt)
 
     async def _read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         for gateway in random.sample(self._gateways, len(self._gateways)):

@@ -9,11 +9,12 @@ from aiohttp import web
 from conveyor_api.names import API_KEY_PLURAL
 from conveyor_console.access import Access, Caller
 from conveyor_console.callers import find_namespaces, select_usage, select_waiting
-from conveyor_console.gateways import Gateways
+from conveyor_console.gateways import Gateways, find_newest
 from conveyor_console.pages import render_receipt, render_usage
 from conveyor_console.requests import Waiting
 from conveyor_console.responses import CALLER, build_page
 from conveyor_console.usage import DAYS, Usage
+from conveyor_protocol.usage import RequestReceipt
 from conveyor_protocol.usage_rows import UsageRow
 
 _MAX_ID: Final = 256
@@ -63,9 +64,12 @@ class Lookups:
 
     async def _show_request(self, request: web.Request) -> web.Response:
         caller, request_id = request[CALLER], request.query.get("id", "").strip()[:_MAX_ID]
-        receipt = await self._gateways.read_receipt(request_id) if request_id else None
-        if receipt is not None:
-            namespace = receipt.service.partition("/")[0]
-            if not await self._access.find_visible(caller, [namespace]):
-                receipt = None
+        receipt = await self._find_receipt(caller, request_id) if request_id else None
         return build_page(render_receipt(request_id, receipt, caller.name), 404 if receipt is None else 200)
+
+    async def _find_receipt(self, caller: Caller, request_id: str) -> RequestReceipt | None:
+        """Return the newest receipt with this id that the reader may see; None if there is none."""
+        receipts = await self._gateways.read_receipts(request_id)
+        namespaces, _ = find_namespaces((receipt.service for receipt in receipts), ())
+        seen = await self._access.find_visible(caller, namespaces)
+        return find_newest(receipt for receipt in receipts if receipt.service.partition("/")[0] in seen)

@@ -11,8 +11,8 @@ from conveyor_console.requests import NO_REQUESTS, Requests
 from conveyor_console.services import Service
 
 _AT_MAXIMUM: Final = "AtMaximum"
-# Reasons for which the first engine is not ready yet, without any failure. They need nobody's attention.
-_STARTING: Final = {Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING, Reason.STARTING_FROM_ZERO}
+# Reasons for which no engine is ready, without any failure. Before the first start, they need nobody's attention.
+_STARTING: Final = {Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING}
 
 
 class Trouble(IntEnum):
@@ -75,7 +75,7 @@ def build_line(service: Service, requests: Requests | None, figures: Figures | N
 def _judge(service: Service, requests: Requests, figures: Figures) -> tuple[Trouble, str]:
     """Return how urgent the service is, and why, as a sentence."""
     ready = service.ready
-    if ready.status == "False" and ready.reason in _STARTING:
+    if ready.status == "False" and ready.reason in _STARTING and not service.last_start:
         return Trouble.STARTING, f"{ready.reason}: {ready.message}"
     if ready.status == "False":
         return Trouble.DOWN, f"{ready.reason}: {ready.message}"
@@ -83,19 +83,27 @@ def _judge(service: Service, requests: Requests, figures: Figures) -> tuple[Trou
         return Trouble.UNKNOWN, ready.message
     if missed := _find_missed(service, figures):
         return Trouble.SLOW, missed
-    if requests.queued and _is_at_most(service):
-        return Trouble.FULL, f"{requests.queued} requests are queued, and no more replicas are allowed"
     if service.progressing or service.ready_replicas != service.desired_replicas:
         return Trouble.CHANGING, f"{ready.reason}: {ready.message}"
+    if _is_full(service, requests):
+        queued = "1 request is" if requests.queued == 1 else f"{requests.queued} requests are"
+        return Trouble.FULL, f"{queued} queued, and no more replicas are allowed"
     if not service.desired_replicas:
         return Trouble.ASLEEP, ready.message
     return Trouble.WELL, ready.message
 
 
-def _is_at_most(service: Service) -> bool:
-    """Return whether the service may have no more replicas: it is at its maximum, or their number is fixed."""
+def _is_full(service: Service, requests: Requests) -> bool:
+    """Return whether requests are queued and the service may have no more replicas.
+
+    At the maximum, the autoscaler has computed that the service needs more replicas. For a fixed number of replicas,
+    nothing computes this. Short queues are normal there, so as many requests must be queued as the engines run at once.
+    """
+    if service.scaling_reason == _AT_MAXIMUM:
+        return requests.queued > 0
     scaling = dict(service.conditions).get(ConditionType.SCALING_READY)
-    return service.scaling_reason == _AT_MAXIMUM or (scaling is not None and scaling.reason == Reason.FIXED_REPLICAS)
+    is_fixed = scaling is not None and scaling.reason == Reason.FIXED_REPLICAS
+    return is_fixed and requests.queued >= requests.places > 0
 
 
 def _find_missed(service: Service, figures: Figures) -> str:

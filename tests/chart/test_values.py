@@ -89,6 +89,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("gateway.service.spec.selector.a=b", "'selector'"),
         ("global.imageRegistry=https://registry.example.com", "'https://registry.example.com' does not match pattern"),
         ("traces.endpoint=collector:4318", "'collector:4318' does not match pattern"),
+        ("console.prometheus.url=http://me:secret@prometheus:9090", "does not match pattern"),
         ("traces.ratio=2", "at '/traces/ratio': maximum: got 2, want 1"),
         ("podMonitor.create=true", "additional properties 'podMonitor' not allowed"),
     ],

@@ -46,6 +46,11 @@ def test_only_who_sees_all_namespaces_sees_the_sum_of_several() -> None:
     assert len(describe(everywhere, everywhere)) == len(ROWS)
 
 
+def test_rows_without_a_namespace_are_others_for_who_sees_all_services_and_no_names() -> None:
+    rows = [UsageRow("", "*", "", 7), UsageRow("", "by-a-proxy", "", 1)]
+    assert select_usage(rows, {""}, set()) == [UsageRow("", "*", "", 8)]
+
+
 def test_clients_that_wait_are_summed_over_gateways_and_have_no_address() -> None:
     waiting = [
         Waiting("team/ann", "", 1, 2.0),
@@ -61,7 +66,16 @@ def test_clients_that_wait_are_summed_over_gateways_and_have_no_address() -> Non
         Waiting("apps/*", "", 1, 1.0),
     ]
     assert Waiting("team/*", "", 3, 2.0) in select_waiting(waiting, "team/chat", set(), 10)
-    assert len(select_waiting(waiting, "team/chat", {"team"}, 1)) == 1
+
+
+def test_those_who_wait_longest_and_the_one_with_most_requests_are_shown() -> None:
+    waiting = [Waiting(f"team/key{number}", "", 1, float(number)) for number in range(30)]
+    flood = Waiting("team/flood", "", 900, 0.5)
+    shown = select_waiting([flood, *waiting], "team/chat", {"team"}, 20)
+    assert shown == [*waiting[:10:-1], flood]
+    first = Waiting("team/first", "", 1000, 99.0)
+    assert select_waiting([flood, *waiting, first], "team/chat", {"team"}, 20) == [first, *waiting[:10:-1]]
+    assert select_waiting([], "team/chat", {"team"}, 20) == []
 
 
 def test_names_are_those_that_people_know() -> None:

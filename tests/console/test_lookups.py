@@ -10,10 +10,13 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
+from tests.cli.insight.test_receipts import RECEIPT
 from tests.console.process import ConsoleProcess, make_reader
 from tests.console.test_console import HOSTILE
-from tests.gateway.cluster import Cluster
+from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.keys import make_api_key, make_key
 from tests.gateway.process import GatewayProcess
 
@@ -156,3 +159,27 @@ async def test_where_a_request_s_time_went_is_told_to_who_may_see_its_service(
         assert "No gateway has a receipt" in refused.text
         assert service not in refused.text
         assert "<img" not in refused.text
+
+
+async def test_a_newer_receipt_of_another_namespace_with_the_same_id_hides_none(
+    console: ConsoleProcess, crd: Api, system_namespace: str, cluster: Cluster, token: str
+) -> None:
+    """Clients choose ids, so those of another namespace can send the same one to another gateway."""
+    runners, seen = [], f"{cluster.namespace}/qwen"
+    for name, service, ended in (("older", seen, 1.0), ("newer", "hidden/secret", 2.0)):
+        receipt = msgspec.json.encode(msgspec.structs.replace(RECEIPT, service=service, ended_unix=ended))
+
+        async def answer(_request: web.BaseRequest, receipt: bytes = receipt) -> web.StreamResponse:
+            return web.Response(body=receipt)
+
+        runner = web.ServerRunner(web.Server(answer))
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, own_address(), 0).start()
+        await asyncio.to_thread(publish_gateway, crd, system_namespace, name, runner.addresses[0][1])
+    page = await asyncio.to_thread(console.wait_for, seen, token, "/requests?id=same")
+    assert "hidden" not in page
+    for runner, name in zip(runners, ("older", "newer"), strict=True):
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{system_namespace}/endpointslices/{name}"
+        await asyncio.to_thread(crd.delete, path)
+        await runner.cleanup()

@@ -32,10 +32,26 @@ def test_a_service_has_the_trouble_that_its_reports_say(trouble: Trouble) -> Non
     assert line.reason
 
 
-def test_a_service_with_fixed_replicas_is_full_while_requests_wait() -> None:
+def test_a_service_that_has_served_and_lost_its_engines_is_down() -> None:
+    for reason in ("ModelLoading", "PodsStarting"):
+        new = replace(WELL, ready=Condition("False", reason, "0 of 1 pods are ready"), ready_replicas=0)
+        assert build_line(new, Requests(queued=3), None).trouble is Trouble.STARTING
+        assert build_line(replace(new, last_start=(("in all", "60s"),)), Requests(), None).trouble is Trouble.DOWN
+
+
+def test_a_service_with_fixed_replicas_is_full_while_as_many_requests_are_queued_as_run_at_once() -> None:
     fixed = replace(WELL, conditions=(("ScalingReady", Condition("True", "FixedReplicas", "fixed")),))
-    assert build_line(fixed, Requests(queued=1), None).trouble is Trouble.FULL
-    assert build_line(fixed, Requests(), None).trouble is Trouble.WELL
+    line = build_line(fixed, Requests(queued=8, at_engines=7, ready=2, places=8), None)
+    assert (line.trouble, line.reason) == (Trouble.FULL, "8 requests are queued, and no more replicas are allowed")
+    for queued, places in ((7, 8), (1, 8), (0, 0), (1, 0)):
+        assert build_line(fixed, Requests(queued=queued, places=places), None).trouble is Trouble.WELL
+
+
+def test_a_queue_at_the_maximum_hides_no_rollout() -> None:
+    most = replace(WELL, scaling_reason="AtMaximum")
+    line = build_line(most, Requests(queued=1, places=8), None)
+    assert (line.trouble, line.reason) == (Trouble.FULL, "1 request is queued, and no more replicas are allowed")
+    assert build_line(replace(most, progressing=True), Requests(queued=1), None).trouble is Trouble.CHANGING
 
 
 def test_a_missed_objective_is_said_with_both_times() -> None:
