@@ -7,7 +7,6 @@ get 401.
 
 import asyncio
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -42,9 +41,9 @@ from conveyor_console.pages import (
     render_stopped,
 )
 from conveyor_console.past import SPANS, Past, build_past, convert_course
-from conveyor_console.playground.playground import Playground
+from conveyor_console.playground.playground import MAX_SECONDS, Playground
 from conveyor_console.prometheus import Prometheus
-from conveyor_console.responses import CALLER, build_page
+from conveyor_console.responses import CALLER, build_event, build_page, stream_changes
 from conveyor_console.state import State
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -259,14 +258,8 @@ class App:
             line = await self._find_line(request, caller)
         except web.HTTPNotFound:
             return _build_stopped("There is no such service.", 404)
-        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
-        with contextlib.suppress(ConnectionError):
-            async with contextlib.aclosing(playground.answer(request, line, caller.name)) as changes:
-                async for text in changes:
-                    if not response.prepared:  # browsers send a whole form before they read
-                        await response.prepare(request)
-                    await response.write(_build_event(text))
-        return response
+        changes = playground.answer(request, line, caller.name)
+        return await stream_changes(request, changes, _HEADERS, MAX_SECONDS)
 
     async def _show_stopped(self, _request: web.Request) -> web.Response:
         return build_page(render_playground("stopped"))
@@ -315,25 +308,18 @@ class App:
         with contextlib.suppress(ConnectionError, Unavailable, web.HTTPNotFound, _Refused):
             await response.prepare(request)
             while True:
-                await response.write(_build_event(text) + _build_event(render_as_of(self._state.read_at)))
+                await response.write(build_event(text) + build_event(render_as_of(self._state.read_at)))
                 await self._state.wait_for_change()
                 if (caller := await self._access.identify(self._find_token(request))) is None:
-                    await response.write(_build_event(render_stopped(_EXPIRED)))
+                    await response.write(build_event(render_stopped(_EXPIRED)))
                     return response
                 text = await render(caller)
         return response
 
 
-def _build_event(text: str) -> bytes:
-    """Return a message, or nothing without text. HTML drops rows of tables that follow other elements in a message."""
-    if not text:
-        return b""
-    return "".join(f"data: {line}\n" for line in re.split("\r\n|\r|\n", text)).encode() + b"\n"
-
-
 def _build_stopped(reason: str, status: int) -> web.Response:
     """Return a stream with the only message that the page no longer changes. Browsers show it, whatever the status."""
-    body = f"retry: {_RETRY_MS}\n".encode() + _build_event(render_stopped(reason))
+    body = f"retry: {_RETRY_MS}\n".encode() + build_event(render_stopped(reason))
     return web.Response(body=body, status=status, content_type="text/event-stream")
 
 

@@ -1,13 +1,12 @@
 """Reads answers of engines, which run tenants' images: what has another form than expected is shown as text. Pure."""
 
 import base64
-import binascii
 import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,9 +18,22 @@ _MAX_SHOWN: Final = 20_000  # characters of an answer that is shown as it came
 _MAX_LABELS: Final = 5
 _FIRST_NUMBERS: Final = 4
 _KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}
-_INVALID: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_INVALID: Final = (msgspec.DecodeError, RecursionError, ValueError)
 
-Usage = Mapping[str, Any] | None
+_Scalar = str | int | float | bool | None
+
+
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: str | _Error
+
+
+class _Usage(msgspec.Struct):
+    receipt: msgspec.Raw = msgspec.Raw()
 
 
 class _Delta(msgspec.Struct):
@@ -41,8 +53,8 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     type: str = ""
     delta: str = ""
-    usage: dict[str, Any] | None = None
-    error: Any = None
+    usage: _Usage | None = None
+    error: str | _Error | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,8 @@ class Piece:
     thinking: str = ""
     reason: str = ""
     """Why the text ended; "" if it has not."""
-    usage: Usage = None
+    receipt: bytes = b""
+    """JSON; b"" if the piece has none."""
     problem: str = ""
 
 
@@ -65,12 +78,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is shown of a whole answer. `pictures`: data URIs."""
+    """What is shown of a whole answer. `pictures`: data URIs. `receipt`: JSON; b"" if the answer has none."""
 
     text: str = ""
     table: Table | None = None
     pictures: Sequence[str] = ()
-    usage: Usage = None
+    receipt: bytes = b""
 
 
 class _Embedding(msgspec.Struct):
@@ -80,7 +93,7 @@ class _Embedding(msgspec.Struct):
 
 class _Embeddings(msgspec.Struct):
     data: list[_Embedding]
-    usage: dict[str, Any] | None = None
+    usage: _Usage | None = None
 
 
 class _Result(msgspec.Struct):
@@ -90,7 +103,7 @@ class _Result(msgspec.Struct):
 
 class _Ranking(msgspec.Struct):
     results: list[_Result]
-    usage: dict[str, Any] | None = None
+    usage: _Usage | None = None
 
 
 class _Score(msgspec.Struct):
@@ -114,7 +127,7 @@ class _Labelled(msgspec.Struct):
 
 class _Labels(msgspec.Struct):
     data: list[_Labelled]
-    usage: dict[str, Any] | None = None
+    usage: _Usage | None = None
 
 
 class _Picture(msgspec.Struct):
@@ -123,7 +136,11 @@ class _Picture(msgspec.Struct):
 
 class _Pictures(msgspec.Struct):
     data: list[_Picture]
-    usage: dict[str, Any] | None = None
+    usage: _Usage | None = None
+
+
+class _Tensors(msgspec.Struct):
+    outputs: msgspec.Raw
 
 
 def read_event(data: bytes) -> Piece:
@@ -135,49 +152,59 @@ def read_event(data: bytes) -> Piece:
     if event.error is not None:
         return Piece(problem=_describe(event.error))
     if event.type:  # of a transcript
-        return Piece(event.delta, usage=event.usage, reason="stop" if event.type.endswith(".done") else "")
+        reason = "stop" if event.type.endswith(".done") else ""
+        return Piece(event.delta, reason=reason, receipt=_take_receipt(event.usage))
     choice = event.choices[0] if event.choices else _Choice()
     delta = choice.delta or _Delta()
     text = delta.content or choice.text or ""
-    return Piece(text, delta.reasoning or "", choice.finish_reason or "", event.usage)
+    return Piece(text, delta.reasoning or "", choice.finish_reason or "", _take_receipt(event.usage))
 
 
 def read_answer(request: ApiRequest, body: bytes) -> Answer:
     """Return what is shown of a whole answer with status 200."""
     try:
         return _READERS[request.reading](request, body)
-    except (*_INVALID, LookupError, TypeError, OverflowError, binascii.Error):
-        return Answer(body[:_MAX_SHOWN].decode(errors="replace"))
+    except (*_INVALID, LookupError, TypeError, OverflowError):
+        return Answer(_show_start(body))
 
 
 def describe_error(status: int, body: bytes, retry_after: str) -> str:
     """Return a sentence about an answer that is an error, in the format of OpenAI's API or another one."""
     try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+        told = _describe(msgspec.json.decode(body, type=_Failure).error)
     except _INVALID:
-        error = None
-    told = _describe(error) if error else body[:_MAX_SHOWN].decode(errors="replace") or "The answer is empty."
+        told = _show_start(body) or "The answer is empty."
     after = f" Try again in {retry_after} s." if retry_after.isascii() and retry_after.isdigit() else ""
     return f"Status {status}: {told}{after}"
 
 
-def find_receipt(usage: Usage, header: str) -> str:
-    """Return the receipt in the answer, as JSON for people; "" if there is none. header: X-Receipt of the answer."""
-    receipt = (usage or {}).get("receipt")
+def show_receipt(receipt: bytes, header: str) -> str:
+    """Return the receipt as JSON for people; "" if there is none, or one that is no flat object.
+
+    receipt: of the answer's usage, or b"". header: X-Receipt of the answer, or "".
+    """
+    found = receipt or header.encode(errors="replace")
     try:
-        if receipt is None and header:
-            receipt = msgspec.json.decode(header)
-        return "" if receipt is None else json.dumps(receipt, indent=2)[:_MAX_SHOWN]
+        return json.dumps(msgspec.json.decode(found, type=dict[str, _Scalar]), indent=2) if found else ""
     except _INVALID:
         return ""
 
 
-def _describe(error: Any) -> str:
-    """Return the code and the message of an error. error: an object, or a text."""
-    if not isinstance(error, Mapping):
-        return clip(str(error))
-    code, message = error.get("code"), error.get("message")
-    return clip(f"{code}: {message}" if code else str(message))
+def _take_receipt(usage: _Usage | None) -> bytes:
+    """Return a copy of the receipt; b"" if there is none, or one that is too long to be shown."""
+    found = b"" if usage is None else bytes(usage.receipt)
+    return found if len(found) <= _MAX_SHOWN else b""
+
+
+def _show_start(body: bytes) -> str:
+    return body[:_MAX_SHOWN].decode(errors="replace")
+
+
+def _describe(error: str | _Error) -> str:
+    """Return the code and the message of an error."""
+    if isinstance(error, str):
+        return clip(error)
+    return clip(f"{error.code}: {error.message}" if error.code else error.message)
 
 
 def _read_embeddings(request: ApiRequest, body: bytes) -> Answer:
@@ -188,7 +215,7 @@ def _read_embeddings(request: ApiRequest, body: bytes) -> Answer:
         for each, vector in zip(answer.data, vectors, strict=False)
     ]
     table = Table(("Text", "Cosine with the first", "Numbers", "The first numbers"), rows)
-    return Answer(table=table, usage=answer.usage)
+    return Answer(table=table, receipt=_take_receipt(answer.usage))
 
 
 def _compare(first: Sequence[float], second: Sequence[float]) -> float:
@@ -209,7 +236,7 @@ def _show(number: float) -> str:
 def _read_ranking(request: ApiRequest, body: bytes) -> Answer:
     answer = msgspec.json.decode(body, type=_Ranking)
     rows = [(_show(each.relevance_score), request.inputs[each.index]) for each in answer.results[:MAX_ROWS]]
-    return Answer(table=Table(("Score", "Document"), rows), usage=answer.usage)
+    return Answer(table=Table(("Score", "Document"), rows), receipt=_take_receipt(answer.usage))
 
 
 def _read_labels(request: ApiRequest, body: bytes) -> Answer:
@@ -218,7 +245,7 @@ def _read_labels(request: ApiRequest, body: bytes) -> Answer:
         (request.inputs[each.index], each.label or _show_entities(each.entities), _show(max(each.probs, default=0.0)))
         for each in answer.data[:MAX_ROWS]
     ]
-    return Answer(table=Table(("Text", "Label", "Score"), rows), usage=answer.usage)
+    return Answer(table=Table(("Text", "Label", "Score"), rows), receipt=_take_receipt(answer.usage))
 
 
 def _show_entities(entities: Sequence[_Entity]) -> str:
@@ -228,12 +255,14 @@ def _show_entities(entities: Sequence[_Entity]) -> str:
 def _read_image_labels(_request: ApiRequest, body: bytes) -> Answer:
     answer = msgspec.json.decode(body, type=_Labels)
     rows = [(each.label, _show(each.score)) for each in answer.data[0].scores[:_MAX_LABELS]]
-    return Answer(table=Table(("Label", "Score"), rows), usage=answer.usage)
+    return Answer(table=Table(("Label", "Score"), rows), receipt=_take_receipt(answer.usage))
 
 
 def _read_pictures(_request: ApiRequest, body: bytes) -> Answer:
     answer = msgspec.json.decode(body, type=_Pictures)
-    return Answer(pictures=[_build_uri(each.b64_json) for each in answer.data[:MAX_ROWS]], usage=answer.usage)
+    return Answer(
+        pictures=[_build_uri(each.b64_json) for each in answer.data[:MAX_ROWS]], receipt=_take_receipt(answer.usage)
+    )
 
 
 def _build_uri(encoded: str) -> str:
@@ -244,8 +273,10 @@ def _build_uri(encoded: str) -> str:
 
 
 def _read_tensors(_request: ApiRequest, body: bytes) -> Answer:
-    outputs = msgspec.json.decode(body, type=dict[str, Any])["outputs"]
-    return Answer("\n".join(json.dumps(each, ensure_ascii=False) for each in outputs)[:_MAX_SHOWN])
+    outputs = bytes(msgspec.json.decode(body, type=_Tensors).outputs)
+    if len(outputs) > _MAX_SHOWN:
+        return Answer(_show_start(outputs))
+    return Answer("\n".join(json.dumps(each, ensure_ascii=False) for each in msgspec.json.decode(outputs, type=list)))
 
 
 _READERS: Final[Mapping[Reading, Callable[[ApiRequest, bytes], Answer]]] = {

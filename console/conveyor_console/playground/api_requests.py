@@ -10,6 +10,7 @@ from conveyor_console.playground.fields import Upload
 from conveyor_protocol.request_headers import RECEIPT_HEADER
 
 _LINE_END: Final = " \\\n  "
+_MAX_COMMAND: Final = 32 << 10  # characters; Linux runs no command with an argument of more than 128 KiB
 
 Reading = Literal["events", "embeddings", "ranking", "labels", "image labels", "pictures", "tensors"]
 
@@ -32,7 +33,7 @@ class ApiRequest:
 
 
 def write_curl(url: str, request: ApiRequest, has_key: bool) -> str:
-    """Return the command. url: the service's. Instead of a key, it has a shell variable."""
+    """Return the command, or a comment if it is too long. url: the service's. It has a shell variable for the key."""
     parts = [f"curl -N {quote(url + request.path)}", f"-H {quote(f'{RECEIPT_HEADER}: true')}"]
     if has_key:
         parts.append('-H "Authorization: Bearer $KEY"')
@@ -42,4 +43,5 @@ def write_curl(url: str, request: ApiRequest, has_key: bool) -> str:
     parts += [f"--form-string {quote(f'{name}={value}')}" for name, value in request.parts]
     if request.upload is not None:
         parts.append(f"-F {quote(f'{request.file_part}=@{request.upload.name}')}")
-    return _LINE_END.join(parts)
+    command = _LINE_END.join(parts)
+    return command if len(command) <= _MAX_COMMAND else "# The request is too long to be shown as a command."

@@ -11,12 +11,16 @@ from aiohttp import BodyPartReader, web
 from conveyor_api.text import clip
 
 MAX_FORM_BYTES: Final = 8 << 20
+MAX_TEXT_BYTES: Final = 256 << 10  # of all values but the file: each becomes JSON, a command and HTML
 _MAX_DISCARDED_BYTES: Final = 64 << 20  # browsers show no answer if the connection ends before they have sent all
 _MAX_PARTS: Final = 256
 _READ_SECONDS: Final = 30.0  # below the 60 s after which htmx gives up
 _PIECE_BYTES: Final = 64 << 10
 _KEY: Final = re.compile("[\x21-\x7e]{1,4096}")
-_TOO_LONG: Final = f"A form may have at most {MAX_FORM_BYTES >> 20} MiB. Use a shorter text or a smaller file."
+_TOO_LONG: Final = (
+    f"A form may have at most {MAX_TEXT_BYTES >> 10} KiB of text, and {MAX_FORM_BYTES >> 20} MiB with a file. "
+    "Use a shorter text or a smaller file, or start again."
+)
 
 FieldKind = Literal["line", "text", "number", "file", "choice"]
 
@@ -108,7 +112,7 @@ async def read_form(request: web.Request) -> Sent:
 
 
 async def _read_parts(request: web.Request) -> Sent:
-    values, upload, num_bytes, num_parts = dict[str, list[str]](), None, 0, 0
+    values, upload, num_bytes, num_text_bytes, num_parts = dict[str, list[str]](), None, 0, 0, 0
     if request.content_type != "multipart/form-data":
         raise InvalidForm("This is not the form of the page.")
     try:
@@ -119,10 +123,11 @@ async def _read_parts(request: web.Request) -> Sent:
             content = bytearray()
             while piece := await part.read_chunk(_PIECE_BYTES):
                 num_bytes += len(piece)
+                num_text_bytes += len(piece) if part.filename is None else 0
                 if num_bytes > _MAX_DISCARDED_BYTES:
                     raise InvalidForm(_TOO_LONG)
                 content += piece
-                if num_bytes > MAX_FORM_BYTES:
+                if num_bytes > MAX_FORM_BYTES or num_text_bytes > MAX_TEXT_BYTES:
                     content.clear()
             if part.filename:
                 upload = Upload(clip(part.filename, 128), bytes(content))
@@ -131,6 +136,6 @@ async def _read_parts(request: web.Request) -> Sent:
                 values.setdefault(part.name or "", []).append(text)
     except ValueError:
         raise InvalidForm("This is not the form of the page.") from None
-    if num_bytes > MAX_FORM_BYTES:
+    if num_bytes > MAX_FORM_BYTES or num_text_bytes > MAX_TEXT_BYTES:
         raise InvalidForm(_TOO_LONG)
     return Sent(values, upload)

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 6
 MAX_REQUESTS_EACH: Final = 2  # of one user
+MAX_SECONDS: Final = 600.0  # of a request with its form and all writes, however slowly the browser reads
 _CHANGE_SECONDS: Final = 0.1  # between two changes of the text
 _TICK_SECONDS: Final = 1.0  # between two writes at the latest: a write finds out that the browser has left
 _RECEIPT_PAUSES: Final = (0.0, 0.1, 0.2, 0.4, 0.8)  # seconds; a gateway keeps the receipt just after the answer's end
@@ -54,8 +55,11 @@ class Playground:
         """Yield what changes on the page. The request ends if the iterator is closed."""
         service, task = line.service, TASKS.get(line.service.task)
         with self._take_turn(caller) as has_turn:
-            if not has_turn or task is None:
+            if not has_turn:
                 yield _render_problem("Too many requests run from this console. Try again when one has ended.")
+                return
+            if task is None:
+                yield _render_problem("The console has no form for this service.")
                 return
             try:
                 sent = await read_form(request)
