@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -22,8 +23,10 @@ from conveyor_engine.execution.limits import check_speculation, choose_batch_lim
 from conveyor_engine.execution.models.divide import add_up, divide_model
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
+from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantize import Quantizer, check_quantization, packs_on_gpu
+from conveyor_engine.execution.models.quantized.deferred import read_weights
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
@@ -31,6 +34,7 @@ from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.log import quote
 
+_GIVEN_BACK_BYTES = 32 << 20  # of packed weights, between two returns of memory to the system
 Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
@@ -58,9 +62,14 @@ class RunnerStart:
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
         self.sees = kind is CAUSAL_LM and placement.world_size == 1 and has_image_processor(Path(config.model))
-        self._load_model = load or partial(load_model, kind=kind, sees=self.sees)
+        # Only then does `fuse` pack weights one after another.
+        defers = kind.own_attention and config.attention_backend != "torch" and self._has_kernels()
+        self._load_model = load or partial(load_model, kind=kind, sees=self.sees, defers=defers)
         self._began = 0.0
         self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
+
+    def _has_kernels(self) -> bool:
+        return linear_kind(LinearSpec(self.device.type, self.dtype)) == "native"
 
     @property
     def max_num_logits(self) -> int:
@@ -119,12 +128,26 @@ class RunnerStart:
         if self.config.attention_backend != "torch":
             whole_layers = self.device.type != "cpu" or not self._partial_sums
             quantizer = None if self._packs else Quantizer(model, self.config.quantization)
-            fused = fuse_model(model, whole_layers=whole_layers, after=quantizer)
+            fused = fuse_model(model, whole_layers=whole_layers, after=quantizer and self._returning_memory(quantizer))
             self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
             if quantizer is not None:
                 self._end_rounding(quantizer)
+            read_weights(model)
         add_up(model, self._partial_sums)
         self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
+
+    def _returning_memory(self, quantizer: Quantizer) -> Callable[[nn.Module], None]:
+        """Return the quantizer. On CPUs it also returns memory to the system, now and then."""
+        num_given = 0
+
+        def finish(module: nn.Module) -> None:
+            nonlocal num_given
+            quantizer(module)
+            if self.device.type == "cpu" and quantizer.num_bytes - num_given > _GIVEN_BACK_BYTES:
+                num_given = quantizer.num_bytes
+                machine.give_back_memory()
+
+        return finish
 
     def _end_rounding(self, quantizer: Quantizer) -> None:
         quantizer.check_share()

@@ -59,12 +59,16 @@ class TensorPlace:
     start: int
     num_bytes: int
 
-    def read(self) -> bytes:
-        """Return the stored bytes. Raises ValueError if the file has become shorter."""
+    def read(self, first: int = 0, count: int | None = None) -> bytes:
+        """Return the stored bytes, or up to `count` of them from `first` on.
+
+        Raises ValueError if the file has become shorter.
+        """
+        count = min(self.num_bytes - first, self.num_bytes if count is None else count)
         with self.path.open("rb") as file:
-            file.seek(self.start)
-            content = file.read(self.num_bytes)
-        if len(content) != self.num_bytes:
+            file.seek(self.start + first)
+            content = file.read(count)
+        if len(content) != count:
             raise ValueError(f"{self.path} has become shorter")
         return content
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed
 from tests.engine.encoders import save_encoder
+from tests.engine.execution.models.test_expert_grids import keep, to_int4
+from tests.engine.execution.models.test_quantized import declare, quantize
 from tests.engine.references import Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -74,6 +76,19 @@ def test_two_ranks_give_the_tokens_of_generate(
         ours, theirs = ([each.logprobs[0].logprob for each in both if each.logprobs] for both in (found[name], outputs))
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert masked in (5, 77), "the masks reach the ranks' samplers"
+
+
+@pytest.mark.nightly
+def test_two_ranks_keep_the_numbers_of_a_quantized_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = Reference("llama", tmp_path, hidden_size=128, intermediate_size=128, num_attention_heads=4)
+    quantize(tmp_path, lambda layer, weight: (to_int4 if "layers" in layer else keep)(layer, weight))
+    declare(tmp_path, {"quant_method": "compressed-tensors", "format": "pack-quantized"})
+    config = ref.make_config(tensor_parallel_size=2, attention_backend="auto")
+    with divided(config, monkeypatch) as (runner, lines):
+        found = answers(EngineCore(config, runner), ref.prompts)
+    (rounded,) = (line for line in lines if "event=weights_rounded" in line)
+    assert f"linears={4 * ref.model.config.num_hidden_layers} " in rounded
+    assert found == answers(ref.make_core(attention_backend="auto"), ref.prompts)
 
 
 def _sample_masked(core: EngineCore, prompt: list[int], allowed: list[int]) -> int:

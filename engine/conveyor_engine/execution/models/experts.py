@@ -3,35 +3,48 @@
 All families whose experts are gated MLPs in two tensors share this module. Their routers keep transformers' code.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 from torch.nn import functional
 
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
-from conveyor_engine.execution.models.quantized.rounding import Grid
+from conveyor_engine.execution.models.quantized.deferred import Deferred
+from conveyor_engine.execution.models.quantized.rounding import pack_grids
 from conveyor_engine.execution.models.trial import random, same
-from conveyor_engine.execution.native.experts import PackedExperts
+from conveyor_engine.execution.native.experts import PackedExperts, PackedStack
 
 _WEIGHTS = {"gate_up_proj", "down_proj"}
-Grids = tuple[Sequence[Grid] | None, Sequence[Grid] | None]
 _SCALES = (1.0, 30.0)  # of the input; large numbers reveal clipping
 
 
 class Experts(nn.Module):
     """Experts over packed tokens: hidden states (T, H), and the numbers and shares of each token's experts (T, k)."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, grids: Grids = (None, None)) -> None:
-        """grids: of the checkpoint's whole numbers in both, which `quantize` keeps."""
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """If a tensor is deferred, call `read_stored` before the experts compute answers."""
         super().__init__()
-        self.packed = PackedExperts(gate_up, down)
-        self.grids = grids
+        both = {"gate_up": gate_up, "down": down}
+        self._stored = {name: each for name, each in both.items() if isinstance(each, Deferred)}
+        self.packed = PackedExperts(*(each.now() if isinstance(each, Deferred) else each for each in (gate_up, down)))
+
+    def read_stored(self) -> bool:
+        """Pack deferred weights: as whole numbers if the checkpoint has these. Return whether they were deferred."""
+        stored, self._stored = self._stored, {}
+        for name, each in stored.items():
+            setattr(self.packed, name, None)
+            setattr(self.packed, name, _pack_stored(each))
+        return bool(stored)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         return self.packed.run(hidden_states, top_k_index, top_k_weights)
+
+
+def _pack_stored(weights: Deferred) -> PackedStack:
+    grid = weights.find_grid()
+    packed = None if grid is None else pack_grids(grid, weights.shape[2], len(weights))
+    return packed or PackedStack.pack(weights.read())
 
 
 def is_gated(experts: nn.Module) -> bool:
@@ -56,10 +69,10 @@ def experts_of(experts: nn.Module) -> Experts | None:
     """
     if not is_gated(experts):
         return None
-    gate_up, down = (experts.get_parameter(name).data for name in ("gate_up_proj", "down_proj"))
+    gate_up, down = (experts.get_parameter(name) for name in ("gate_up_proj", "down_proj"))
     if linear_kind(LinearSpec(down.device.type, down.dtype)) != "native":
         return None
-    ours = Experts(gate_up, down, getattr(experts, "grids", (None, None)))
+    ours = Experts(gate_up, down)
     return ours if all(_computes_same(experts, ours, down, scale) for scale in _SCALES) else None
 
 

@@ -13,7 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.models.experts import experts_of
+from conveyor_engine.execution.models.experts import Experts, experts_of
+from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
+from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.quantized.deferred import stand_ins
 from conveyor_engine.execution.models.recognise import attention_of, is_hooked, layer_of, linear_of, mlp_of, norm_of
 from conveyor_engine.execution.models.state_mixers import mixer_of
 from conveyor_engine.execution.models.trial import Calls, observe_calls
@@ -41,7 +44,9 @@ def fuse_model(model: PreTrainedModel, *, whole_layers: bool = True, after: Afte
     """
     done: Counter[str] = Counter()
     with torch.inference_mode():
-        _fuse_parts(model, observe_calls(model), _KINDS if whole_layers else _KINDS[1:], done, after)
+        calls = observe_calls(model)
+        with stand_ins(keep=True):
+            _fuse_parts(model, calls, _KINDS if whole_layers else _KINDS[1:], done, after)
     return dict(done)
 
 
@@ -54,9 +59,19 @@ def _fuse_parts(parent: nn.Module, calls: Calls, kinds: Kinds, done: Counter[str
         else:
             setattr(parent, name, ours)
             del part
+            _read_stored(ours)
             if after is not None:
                 after(ours)
             done[kind] += 1
+
+
+def _read_stored(ours: nn.Module) -> None:
+    """Pack the weights that are still in the checkpoint's files."""
+    packed = [part.read_stored() for part in ours.modules() if isinstance(part, NativeLinear | Experts)]
+    if any(packed):
+        for part in ours.modules():
+            if isinstance(part, NativeDecoderLayer):
+                part.take_weights()
 
 
 def _replacement(part: nn.Module, calls: Calls, kinds: Kinds) -> tuple[str, nn.Module | None]:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.quantized.deferred import read_weights, stand_ins
 
 Place = Literal["first", "last", "mean", "each"]  # the tokens of a sequence that a head reads
 
@@ -74,7 +75,10 @@ def split_head(model: PreTrainedModel, *, per_token: bool) -> tuple[PreTrainedMo
     per_token: the model labels each token. Raises ModelError for a head that reads several tokens in another way.
     """
     places: tuple[Place, ...] = ("each",) if per_token else ("first", "last", "mean")
-    return checks.run_once(f"the head of {type(model).__name__} cannot be run", lambda: _split(model, places))
+    with stand_ins():
+        split = checks.run_once(f"the head of {type(model).__name__} cannot be run", lambda: _split(model, places))
+    read_weights(model)  # which no longer has the encoder
+    return split
 
 
 def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTrainedModel, Head, Place]:

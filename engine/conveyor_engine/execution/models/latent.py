@@ -27,6 +27,7 @@ from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.latent_prompts import Division, Expander, PerHead, Sizes, divide_step
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
+from conveyor_engine.execution.models.quantized.deferred import read_weights, stand_ins
 from conveyor_engine.execution.models.trial import NUM_TOKENS, PART_SCALES, Call, observe_calls, same
 
 EXPANDING = "kv_b_proj"
@@ -52,6 +53,7 @@ class Latent(nn.Module):
     def __init__(self, expand: nn.Linear, nope: int, rotary: int, value_dim: int) -> None:
         """nope, value_dim: how many outputs of a head belong to its key, and to its value. rotary: the key's rest."""
         super().__init__()
+        read_weights(expand)
         self._nope, self._value_dim, self._rank = nope, value_dim, expand.in_features
         weight = expand.weight.data.view(-1, nope + value_dim, self._rank)
         self.is_meta = weight.is_meta  # for sizes, without numbers to compare
@@ -130,6 +132,7 @@ class LatentForward:
         return self._forward(*arguments, paged=paged and _PagedLatent(paged, self._latent), **others)
 
 
+@stand_ins()
 def keep_latents(model: PreTrainedModel, widest: int | None = None) -> int:
     """Make the model's latent attention keep latents. Return in how many layers.
 

@@ -14,7 +14,7 @@ from torch import nn
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.gpu_linear import GpuLinear, join_linears
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
-from conveyor_engine.execution.models.quantized.rounding import join_grids
+from conveyor_engine.execution.models.quantized.deferred import Deferred
 
 Linear = nn.Linear | PackedLinear
 Plain = nn.Linear | GpuLinear  # layers as models have them when `fuse` begins
@@ -52,7 +52,9 @@ def build_linear(linears: Sequence[Plain]) -> Linear:
     kind = linear_kind(LinearSpec(linears[0].weight.device.type, linears[0].weight.dtype))
     if kind == "torch" and len(linears) == 1:
         return linears[0]
-    weights = [linear.weight.data for linear in linears]
+    weights: list[torch.Tensor] = [linear.weight for linear in linears]
+    if not all(isinstance(each, Deferred) for each in weights):
+        weights = [each.read() if isinstance(each, Deferred) else each.data for each in weights]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     biases = [linear.bias.data for linear in linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
@@ -60,7 +62,7 @@ def build_linear(linears: Sequence[Plain]) -> Linear:
         return _plain(weight, bias)
     if kind == "onednn":
         return OneDnnLinear(weight, bias)
-    return NativeLinear(weight, bias, join_grids([getattr(linear, "grid", None) for linear in linears]))
+    return NativeLinear(weight, bias)
 
 
 def stackable(linears: Sequence[Plain]) -> bool:

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.models.expert_grids import keep_expert_grids
+from conveyor_engine.execution.models.experts import is_gated
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
-from conveyor_engine.execution.models.quantized.grids import keep_grids
-from conveyor_engine.execution.models.quantized.reading import Restoring
+from conveyor_engine.execution.models.quantized.deferred import loading, number_weights, read_weights
+from conveyor_engine.execution.models.quantized.reading import Restoring, keep_grids
 from conveyor_engine.execution.models.towers import put_back, take_towers
 
 
@@ -44,24 +45,27 @@ def load_model(
     kind: ModelKind = CAUSAL_LM,
     *,
     sees: bool = False,
+    defers: bool = False,
 ) -> PreTrainedModel:
     """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError.
 
-    sees: a model of images and texts keeps its encoders, with transformers' own attention.
+    sees: a model of images and texts keeps its encoders, with transformers' own attention. defers: `fuse` reads the
+    weights of a quantized checkpoint that it packs.
     """
     _check_safetensors(Path(path))
     if kind.own_attention:
         interface.register()
     found = (kind.second.of(config) if sees and kind.second else None) or kind.of(config) or kind
     checkpoint = _checkpoint(path, config, kind)
-    restoring = checkpoint.restore(config)
+    restoring = checkpoint.restore(config, defers=defers)
     transformers_logging.set_verbosity_error()  # where it would warn, the checks below raise errors
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
-            model, info = _read_weights(Path(path), config, dtype, found, restoring)
+            with loading():
+                model, info = _read_weights(Path(path), config, dtype, found, restoring)
             towers = take_towers(model) if kind is CAUSAL_LM else []
             model = model.to(device).eval().requires_grad_(False)
     except checks.TRANSFORMERS_ERRORS as error:
@@ -69,12 +73,12 @@ def load_model(
         if restoring is not None and restoring.no_memory:
             raise restoring.no_memory from error
         if restoring is not None and restoring.failure:
-            raise ModelError(f"the checkpoint in {path} is damaged: {restoring.failure}") from error
+            raise restoring.build_error() from error
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     checkpoint.check_loaded(model, info, restoring)
-    if restoring is not None and device.type == "cpu":
+    if restoring is not None and not defers and device.type == "cpu":
         keep_grids(model, restoring)
-        keep_expert_grids(model, restoring)
+    number_weights(model, model.get_output_embeddings(), _is_packed)
     if kind.without_pooler:
         _drop_pooler(model, info)
     if kind.own_attention and model._can_set_attn_implementation():
@@ -86,8 +90,14 @@ def load_model(
     if sees:
         put_back(model, towers)
         for tower in towers:
+            read_weights(tower.part)
             interface.use_transformers_attention(tower.part.to(device).eval().requires_grad_(False))
     return model
+
+
+def _is_packed(part: nn.Module) -> bool:
+    """Return whether `fuse` packs the weights of such modules, one after another."""
+    return type(part) in (nn.Linear, nn.Embedding) or is_gated(part)
 
 
 def _check_text(model: PreTrainedModel) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.quantized.rounding import Grid
+from conveyor_engine.execution.models.quantized.deferred import Deferred
+from conveyor_engine.execution.models.quantized.rounding import pack_grid
 
 _ONEDNN_ROWS = 32  # oneDNN optimizes its layout for this number of rows; other numbers work too
 
@@ -38,12 +39,32 @@ class PackedLinear(nn.Module, ABC):
 class NativeLinear(PackedLinear):
     """A linear layer that uses the compiled kernels."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, grid: Grid | None = None) -> None:
-        """grid: of the checkpoint's whole numbers, which `quantize` keeps."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """weight: the plain matrix. If it is deferred, call `read_stored` before the layer computes answers."""
         super().__init__((weight.shape[0], weight.shape[1]), bias)
-        self.packed: native.Packed = native.pack_linear(weight)
-        self.grid = grid
+        self._stored = weight if isinstance(weight, Deferred) else None
+        self._packed: native.Packed | None = None if self._stored is not None else native.pack_linear(weight)
         self._dtype = weight.dtype
+
+    @property
+    def packed(self) -> native.Packed:
+        """Return the packed matrix; that of random numbers while the weights are deferred, for checks."""
+        if self._packed is None:
+            assert self._stored is not None
+            self._packed = native.pack_linear(self._stored.now())
+        return self._packed
+
+    @packed.setter
+    def packed(self, packed: native.Packed) -> None:
+        self._packed = packed
+
+    def read_stored(self) -> bool:
+        """Pack deferred weights: as whole numbers if the checkpoint has these. Return whether they were deferred."""
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            self._packed = None
+            self._packed = pack_stored(stored) or native.pack_linear(stored.read())
+        return stored is not None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -53,6 +74,12 @@ class NativeLinear(PackedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return native.linear(x, self.packed, self.bias)
+
+
+def pack_stored(weight: Deferred) -> native.PackedIntegers | None:
+    """Return the whole numbers of the checkpoint; None if the kernels cannot keep them."""
+    grid = weight.find_grid()
+    return None if grid is None else pack_grid(grid, weight.shape[-1])
 
 
 class PackedEmbedding(nn.Module):

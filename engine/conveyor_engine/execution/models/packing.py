@@ -14,6 +14,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.quantized.deferred import stand_ins
 
 _LENGTHS = (3, 6)
 # Largest relative error of a token's hidden state. Positions that are wrong by one give 0.5 or more. Eager attention in
@@ -21,6 +22,7 @@ _LENGTHS = (3, 6)
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
 
 
+@stand_ins()
 def find_first_position(model: PreTrainedModel) -> int:
     """Return the position of a sequence's first token. Raises ModelError if packing changes the model's results."""
     padding = getattr(model.config, "pad_token_id", None)

@@ -10,6 +10,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention.backend import NO_ATTENTION, LayerShape
 from conveyor_engine.execution.attention.interface import Paged, Probe
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.quantized.deferred import stand_ins
 from conveyor_engine.execution.states import Shapes
 
 _FEED_FORWARD = frozenset({"mlp", "moe"})  # types of layers without a token mixer, in models that have such layers
@@ -46,6 +47,7 @@ def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Pro
     return probe
 
 
+@stand_ins()
 def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -> None:
     """Run one token at each of these positions (T,) through the model. Raises ModelError if the model fails."""
     try:

@@ -6,7 +6,6 @@ linear layers and experts that the compiled kernels compute are rounded: embeddi
 Embeddings that the checkpoint stores as whole numbers keep these.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -19,8 +18,9 @@ from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.models.experts import Experts, is_gated
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
-from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedEmbedding
-from conveyor_engine.execution.models.quantized.rounding import Grid, find_group, quantize, quantize_stack
+from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedEmbedding, pack_stored
+from conveyor_engine.execution.models.quantized.deferred import Deferred
+from conveyor_engine.execution.models.quantized.rounding import find_group, quantize, quantize_stack
 from conveyor_engine.execution.native.experts import PackedStack
 from conveyor_engine.quantization import Declared
 
@@ -34,7 +34,7 @@ class Quantizer:
     """Rounds modules as configured, and counts their linear layers. Called with each module of our own."""
 
     def __init__(self, model: PreTrainedModel, quantization: Quantization | None) -> None:
-        """quantization: None keeps the bits of a quantized checkpoint, and rounds nothing."""
+        """quantization: None rounds nothing."""
         self._model, self._quantization = model, quantization
         self._bits = quantization and _BITS[quantization]
         self.num_rounded = self.num_kept = self.num_bytes = 0
@@ -58,8 +58,7 @@ class Quantizer:
         head = self._model.get_output_embeddings()
         for part in module.modules():
             if isinstance(part, NativeLinear):
-                bits = part.grid.bits if part.grid else self._bits
-                self._round(part, _HEAD_BITS if bits and part is head and not part.grid else bits)
+                self._round(part, _HEAD_BITS if self._bits and part is head else self._bits)
             elif isinstance(part, Experts):
                 self._round_experts(part)
         for part in module.modules():
@@ -69,31 +68,28 @@ class Quantizer:
     def pack_embeddings(self) -> None:
         """Keep embeddings as the checkpoint stores them. Call this when all modules are replaced."""
         for path, part in list(self._model.named_modules()):
-            if isinstance(part, nn.Embedding) and (grid := getattr(part, "grid", None)) is not None:
+            if isinstance(part, nn.Embedding) and isinstance(part.weight, Deferred):
                 head = self._model.get_output_embeddings() if part.weight is self._tied else None
                 packed = head.packed if isinstance(head, NativeLinear) else None
                 if head is None:
-                    packed = quantize(native.pack_linear(part.weight), grid.bits, grid)
+                    packed = pack_stored(part.weight)
                 if isinstance(packed, native.PackedIntegers):
                     self.num_bytes += packed.data.nbytes if head is None else 0
                     self._model.set_submodule(path, PackedEmbedding(packed, part.weight.dtype))
         self._tied = None
 
     def _round(self, linear: NativeLinear, bits: int | None) -> None:
-        packed = None if bits is None else quantize(linear.packed, bits, linear.grid)
-        linear.grid = None
-        linear.packed = packed or linear.packed
+        if bits is not None:
+            linear.packed = quantize(linear.packed, bits) or linear.packed
         self._count(linear.packed.data, linear.packed, 1)
 
     def _round_experts(self, experts: Experts) -> None:
-        packed, grids = experts.packed, experts.grids
-        experts.grids = (None, None)
-        packed.gate_up = self._round_stack(packed.gate_up, grids[0])
-        packed.down = self._round_stack(packed.down, grids[1])
+        packed = experts.packed
+        packed.gate_up = self._round_stack(packed.gate_up)
+        packed.down = self._round_stack(packed.down)
 
-    def _round_stack(self, stack: PackedStack, grids: Sequence[Grid] | None) -> PackedStack:
-        bits = grids[0].bits if grids else self._bits
-        rounded = None if bits is None else quantize_stack(stack, bits, grids)
+    def _round_stack(self, stack: PackedStack) -> PackedStack:
+        rounded = None if self._bits is None else quantize_stack(stack, self._bits)
         stack = rounded or stack
         self._count(stack.data, stack.first, len(stack))
         return stack

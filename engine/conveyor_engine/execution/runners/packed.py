@@ -23,6 +23,7 @@ from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models import alone
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
+from conveyor_engine.execution.models.quantized.deferred import read_weights
 from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.execution.transfer import HostCopy, to_device
@@ -43,6 +44,7 @@ class PackedRunner(Runner, ABC):
         self._is_alone = not encoder._can_set_attn_implementation()
         if self._is_alone:
             self.is_causal, self._first_position = False, alone.find_first_position(encoder)
+            read_weights(encoder)
             start.progress(f"event=model_keeps_its_code class={type(encoder).__name__}")
         else:
             probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)

@@ -28,11 +28,12 @@ def prepare(directory: Path, name: str) -> torch.Tensor:
     return expected.float()
 
 
-def restore(directory: Path) -> Restoring:
+def restore(directory: Path, *, defers: bool = False) -> Restoring:
     declared = read_declared(directory)
     assert declared is not None
     assert not declared.problem
-    return Restoring(plan_layouts({each.name: each for each in read_stored(directory, None)}, declared))
+    stored = {each.name: each for each in read_stored(directory, None)}
+    return Restoring(plan_layouts(stored, declared), directory, defers=defers)
 
 
 @pytest.mark.parametrize("name", FORMATS)

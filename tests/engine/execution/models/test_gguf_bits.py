@@ -18,6 +18,7 @@ from conveyor_engine.execution.models.layers import Attention
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedEmbedding
 from conveyor_engine.execution.models.quantize import Quantizer
+from conveyor_engine.execution.models.quantized.deferred import read_weights
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.preview.describe import describe
 from conveyor_engine.preview.gguf_size import count_gguf_bytes
@@ -30,16 +31,17 @@ KEPT = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 5.5, "Q5_K": 5.625, "Q6_K": 6.5625, 
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-def load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load(path: Path, dtype: torch.dtype, *, defers: bool = False) -> PreTrainedModel:
     directory = str(unpack(path))
-    return load_model(directory, load_config(directory), dtype, torch.device("cpu"))
+    return load_model(directory, load_config(directory), dtype, torch.device("cpu"), defers=defers)
 
 
 def fuse(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Quantizer]:
-    model = load(path, dtype)
+    model = load(path, dtype, defers=True)
     quantizer = Quantizer(model, None)
     fuse_model(model, after=quantizer)
     quantizer.pack_embeddings()
+    read_weights(model)
     return model, quantizer
 
 

@@ -9,6 +9,7 @@ import torch
 from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.execution.models.test_formats import prepare, restore
+from tests.engine.execution.models.test_gguf import save
 from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
 
@@ -27,9 +28,10 @@ from conveyor_engine.execution.models.gpu_packing import pack_linears
 from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.linear import build_linear, stackable
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.quantized.grids import keep_grids
+from conveyor_engine.execution.models.quantized.reading import keep_grids
 from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid
 from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer
+from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.tasks.generate.execution import runner
 
 # From the sigmoid of a large negative number, which is correctly 0.
@@ -78,6 +80,15 @@ def test_stored_numbers_are_kept_as_they_are(
     assert lines == [f"event=weights_rounded linears=1 kept=0 mib={ours.packed.num_bytes / 2**20:.0f} share=1.00"]
     ours.dtype = torch.float32
     torch.testing.assert_close(ours.weight.cpu(), weight, rtol=1e-6, atol=0)
+
+
+def test_numbers_of_a_gguf_file_are_kept_in_the_order_of_transformers(tmp_path: Path) -> None:
+    """llama.cpp stores the rows of queries and keys in another order."""
+    path, written = save("llama", tmp_path, "Q4_0")
+    directory = str(unpack(path))
+    model = load_model(directory, load_config(directory), torch.float32, torch.device("cpu"))
+    num_linears = sum(type(part) is nn.Linear for part in written.modules())
+    assert pack(model)[-1].startswith(f"event=weights_rounded linears={num_linears} kept=0 ")
 
 
 @pytest.mark.parametrize("name", ["gptq_4_act_order", "ct_int3_channel", "bnb_int8"])

@@ -27,7 +27,6 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.quantize import Quantizer, check_quantization
-from conveyor_engine.execution.models.quantized.grids import keep_grids
 from conveyor_engine.execution.models.quantized.rounding import choose_grid, quantize
 from conveyor_engine.execution.models.recognise import linear_of
 
@@ -170,21 +169,19 @@ RESTORED = ["ct_int3_channel", "gptq_3", "gptq_8", "gptq_4_act_order", "ct_fp8_c
 @pytest.mark.parametrize("name", [*KEPT, *RESTORED])
 def test_stored_numbers_are_kept_as_they_are(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     prepare(tmp_path, name)
-    restoring = restore(tmp_path)
-    ((path, stored),) = restoring.tensors.items()
+    ((_, stored),) = restore(tmp_path).tensors.items()
     weight = stored[...]
-    model = nn.Module()
-    model.model = nn.Module()
-    model.model.proj = nn.Linear(*reversed(weight.shape), bias=False, dtype=dtype)
-    model.model.proj.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
-    keep_grids(model, restoring)
-    linear = linear_of(model.model.proj)
+    ((_, deferred),) = restore(tmp_path, defers=True).tensors.items()
+    plain = nn.Linear(*reversed(weight.shape), bias=False, dtype=dtype)
+    plain.weight = nn.Parameter(deferred[...].to(dtype), requires_grad=False)
+    linear = linear_of(plain)
     assert isinstance(linear, NativeLinear)
-    assert path == "model.proj.weight"
-    packed = linear.grid and quantize(linear.packed, linear.grid.bits, linear.grid)
-    assert (packed is not None) == (name in KEPT)
-    if packed is not None:
-        assert torch.equal(native.unpack_integers(packed), weight), "scales keep their own type"
+    linear.read_stored()
+    assert isinstance(linear.packed, native.PackedIntegers) == (name in KEPT)
+    if isinstance(linear.packed, native.PackedIntegers):
+        assert torch.equal(native.unpack_integers(linear.packed), weight), "scales keep their own type"
+    else:
+        assert torch.equal(native.unpack_linear(linear.packed), weight.to(dtype))
 
 
 def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None
     change, settings = DECLARED["INT8"]
     quantize_files(tmp_path, change)
     declare(tmp_path, settings)
-    loaded = load_model(str(tmp_path), load_config(str(tmp_path)), torch.bfloat16, torch.device("cpu"))
+    loaded = load_model(str(tmp_path), load_config(str(tmp_path)), torch.bfloat16, torch.device("cpu"), defers=True)
     quantizer = Quantizer(loaded, None)
     fuse_model(loaded, after=quantizer)
     linears = [part for part in loaded.modules() if isinstance(part, NativeLinear)]
@@ -202,14 +199,6 @@ def test_a_checkpoint_of_8_bits_keeps_them_in_all_layers(tmp_path: Path) -> None
     assert quantizer.num_rounded == len(kept) == len(linears) == 9
     plain = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
     assert torch.equal(native.unpack_integers(kept[-1].packed), plain.get_output_embeddings().weight)
-
-
-def test_weights_off_the_grid_keep_16_bits() -> None:
-    """The rank of a divided layer has a share of its weights."""
-    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    grid = choose_grid(weight, 8, 128)
-    assert quantize(native.pack_linear(weight), 8, grid) is None
-    assert quantize(native.pack_linear(grid.read(grid.round(weight))[:32].contiguous()), 8, grid) is None
 
 
 @pytest.fixture(scope="module")

@@ -53,15 +53,18 @@ class Checkpoint:
             if _NARROW.fullmatch(tensor.kind) or (tensor.kind not in FLOATS and _QUANTIZED.fullmatch(last)):
                 raise self._refuse(f"{tensor.name} is stored as {tensor.kind}, and no file declares a format")
 
-    def restore(self, config: PretrainedConfig) -> Restoring | None:
-        """Return the restored weights of a checkpoint that declares quantization; None for another."""
+    def restore(self, config: PretrainedConfig, *, defers: bool = False) -> Restoring | None:
+        """Return the restored weights of a checkpoint that declares quantization; None for another.
+
+        defers: whether weights are read when they are packed.
+        """
         declared = read_declared(self.directory)
         if declared is None:
             return None
         if declared.method == GGUF:
-            return Restoring(plan_gguf(self.directory, config))
+            return Restoring(plan_gguf(self.directory, config), self.directory, defers=defers)
         stored = {each.name: each for each in read_stored(self.directory, self.weights)}
-        return Restoring(plan_layouts(stored, declared))
+        return Restoring(plan_layouts(stored, declared), self.directory, defers=defers)
 
     def check_loaded(
         self, model: nn.Module, loading_info: Mapping[str, Any], restoring: Restoring | None = None
@@ -72,7 +75,7 @@ class Checkpoint:
         may be left out. Raises ModelError.
         """
         if restoring is not None and restoring.failure:
-            raise ModelError(f"the checkpoint in {self.directory} is damaged: {restoring.failure}")
+            raise restoring.build_error()
         floats = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
         tensors = restoring.tensors.values() if restoring else read_stored(self.directory, self.weights)
         for tensor in tensors:

@@ -8,7 +8,7 @@ that. transformers has three of these lists. Called by `checkpoint`.
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.execution.models.quantized.gguf_blocks import read_blocks, read_bytes
 from conveyor_engine.execution.models.quantized.numbers import read_exponents, read_fp4
-from conveyor_engine.execution.models.quantized.reading import Weight
-from conveyor_engine.execution.models.quantized.rounding import Grid, join_grids
+from conveyor_engine.execution.models.quantized.reading import Leaf, Weight
 from conveyor_engine.gguf.files import SUFFIX
 from conveyor_engine.gguf.header import KINDS, TensorPlace, read_header
 
@@ -45,50 +44,19 @@ def plan_gguf(directory: Path, config: PretrainedConfig) -> Iterator[tuple[str, 
             names[name] = stored
     for name, places in sources.items():
         converter = by_pattern.get(next(iter(places)))
-        restore = partial(_restore, name, places, converter)
-        yield name, Weight(names[name], restore, read_grid=partial(_read_grid, places, converter))
+        leaves = {pattern: _make_leaf(names[name], place) for pattern, place in places.items()}
+        yield name, Weight(leaves, partial(_convert, name, converter))
 
 
-def _restore(name: str, places: Mapping[str, TensorPlace], converter: Any) -> Tensor:
-    values = {pattern: dequantize(place) for pattern, place in places.items()}
+def _make_leaf(name: str, place: TensorPlace) -> Leaf:
+    return Leaf(name, lambda: place.shape, partial(dequantize, place), lambda _: read_blocks(place))
+
+
+def _convert(name: str, converter: Any, values: Mapping[str, Tensor]) -> Tensor:
     for operation in converter.operations if converter else ():
-        values = operation.convert(values, source_patterns=converter.source_patterns, target_patterns=[name])
+        values = operation.convert(dict(values), source_patterns=converter.source_patterns, target_patterns=[name])
     (weight,) = values.values()
     return weight
-
-
-def _read_grid(places: Mapping[str, TensorPlace], converter: Any) -> Grid | None:
-    """Return the values of a matrix, or of experts one below the other; None if the kernels have no such numbers."""
-    from transformers.integrations.gguf.gguf_conversion_mapping import ConcatenateRows, PermuteRows
-
-    operations = converter.operations if converter else []
-    if len(operations) == 1 and isinstance(operations[0], ConcatenateRows) and operations[0].dim == 1:
-        return _join_stacks([places[pattern] for pattern in converter.source_patterns if pattern in places])
-    if len(places) > 1 or not all(isinstance(each, PermuteRows) for each in operations):
-        return None
-    (place,) = places.values()
-    grid = read_blocks(place)
-    for operation in operations:
-        if grid is not None:
-            grid = grid.replace(partial(_permute, operation))
-    return grid
-
-
-def _join_stacks(places: list[TensorPlace]) -> Grid | None:
-    """Return the values of experts, each of which has a matrix in every tensor (experts, rows, columns)."""
-    grids = [read_blocks(place) for place in places]
-    return join_grids(
-        [
-            grid and grid.take(expert * place.shape[1], place.shape[1])
-            for expert in range(places[0].shape[0])
-            for grid, place in zip(grids, places, strict=True)
-        ]
-    )
-
-
-def _permute(operation: Any, rows: Tensor) -> Tensor:
-    (changed,) = operation.convert({"": rows}, source_patterns=[""], target_patterns=[""]).values()
-    return cast("Tensor", changed)
 
 
 def dequantize(place: TensorPlace) -> Tensor:

@@ -1,16 +1,16 @@
-"""Finds the values that a checkpoint's weights of 8 or 4 bits can take, so that the compiled kernels can keep its bits.
+"""Finds the scales and the numbers of a checkpoint's weights of 8 or 4 bits, so that the kernels can keep its bits.
 
-Called by `loader` after transformers has loaded the restored weights. Reads scales and zero points, and no numbers.
-`gguf_blocks` does this for GGUF files.
+Called by `reading` when a weight is packed. `gguf_blocks` does this for GGUF files.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conveyor_engine.execution.models.quantized.layouts import (
+    AWQ_ORDER,
     find_bits,
     read_scales,
     restore_awq,
@@ -20,51 +20,43 @@ from conveyor_engine.execution.models.quantized.layouts import (
     unpack_awq,
 )
 from conveyor_engine.execution.models.quantized.numbers import spread, unpack_words
-from conveyor_engine.execution.models.quantized.reading import Restored, Restoring
-from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid
+from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid, Rows
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
 from conveyor_engine.quantization import Declared
 
 _Parts = Mapping[str, StoredTensor]
+Shape = tuple[int, ...]
 
 
-def keep_grids(model: nn.Module, restoring: Restoring) -> None:
-    """Set `grid` of each linear layer and embedding whose weights the kernels can keep as they are stored."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
-    tables = {part.weight: part for part in model.modules() if type(part) is nn.Embedding}  # others scale their rows
-    for name, weight in restoring.tensors.items():
-        modules = [of[parameters[name]] for of in (linears, tables) if parameters.get(name) in of]
-        if modules and isinstance(weight, Restored):
-            grid = read_grid(weight, *modules[0].weight.shape)
-            for module in modules:
-                module.grid = grid  # type: ignore[assignment]
+def find_shape(parts: _Parts, declared: Declared, restore: Callable[..., Tensor]) -> Shape | None:
+    """Return the shape of a weight; None for layouts of which no numbers are kept."""
+    reader = _READERS.get(restore)
+    return None if reader is None else reader.find_shape(parts, declared)
 
 
-def read_grid(weight: Restored, rows: int, columns: int) -> Grid | None:
+def read_grid(parts: _Parts, declared: Declared, restore: Callable[..., Tensor], shape: Shape) -> Grid | None:
     """Return the grid of a weight of this shape; None if the kernels cannot keep its numbers."""
-    if weight.source is None:
-        grid = weight.read_grid() if weight.read_grid else None
-    else:
-        read = _READERS.get(weight.source.layout.restore)
-        grid = read(weight.source.parts, weight.source.declared, columns) if read else None
-    return grid if grid is not None and len(grid.scales) == rows else None
+    grid = _READERS[restore].read_grid(parts, declared, shape[-1]) if len(shape) == 2 else None
+    return grid if grid is not None and len(grid.scales) == shape[0] else None
 
 
-def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int) -> Grid | None:
+def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int, numbers: Rows) -> Grid | None:
     """Return the grid of scales (rows, groups). None if the kernels have no numbers or no groups like these.
 
     Groups are cut into smaller ones with the same scale: the kernels round inputs by group.
     """
-    group, rest = divmod(columns, scales.shape[1])
+    group, rest = divmod(columns, max(1, scales.shape[1]))
     size = next((size for size in GROUPS if group % size == 0), None)
     if bits not in (4, 8) or rest or size is None or (bits == 8 and zeros is not None):
         return None  # bfloat16 has too few bits for differences of two numbers of 8 bits
+    if zeros is not None and zeros.shape != scales.shape:
+        return None
     if scales.dtype != torch.bfloat16:
         scales = scales.float()
     parts = [None if each is None else each.repeat_interleave(group // size, 1) for each in (scales, zeros)]
     assert parts[0] is not None
-    return Grid(bits, parts[0].contiguous(), None if parts[1] is None else parts[1].to(torch.int16).contiguous())
+    starts = None if parts[1] is None else parts[1].to(torch.int16).contiguous()
+    return Grid(bits, parts[0].contiguous(), starts, numbers=numbers)
 
 
 def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
@@ -75,7 +67,11 @@ def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None
         return None
     scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
     scales = scales.expand(rows, 1) if scales.numel() == 1 else scales
-    return _make_grid(8, scales, None, columns) if len(scales) == rows else None
+
+    def read(first: int, count: int) -> Tensor:
+        return parts[""][first : first + count].view(torch.uint8) ^ 128
+
+    return _make_grid(8, scales, None, columns, read) if len(scales) == rows else None
 
 
 def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
@@ -94,19 +90,29 @@ def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
 
 def _read_packed(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
-    shape = [int(size) for size in parts["_shape"][...]]
-    scales = parts["_scale"][...]
-    if "_g_idx" in parts or len(shape) != 2 or scales.dim() != 2 or len(scales) != shape[0]:
+    rows, scales = parts["_packed"].shape[0], parts["_scale"][...]
+    if "_g_idx" in parts or len(parts["_packed"].shape) != 2 or scales.dim() != 2 or len(scales) != rows:
         return None
     bits, zeros = find_bits(parts["_packed"].shape[-1], columns), None
     if "_zero_point" in parts:
-        zeros = unpack_words(parts["_zero_point"][...].t(), bits, shape[0]).t()
-    return _make_grid(bits, scales, zeros, columns)
+        zeros = unpack_words(parts["_zero_point"][...].t(), bits, rows).t()
+
+    def read(first: int, count: int) -> Tensor:
+        return unpack_words(parts["_packed"][first : first + count], bits, columns).to(torch.uint8)
+
+    return _make_grid(bits, scales, zeros, columns, read)
 
 
 def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
-    scales = parts["scales"][...]
-    return _make_grid(4, scales.t(), unpack_awq(parts["qzeros"][...], scales.shape[-1]).t(), columns)
+    scales, each = parts["scales"][...], len(AWQ_ORDER)
+    if scales.shape[-1] != each * parts["qweight"].shape[-1]:
+        return None
+
+    def read(first: int, count: int) -> Tensor:
+        words = parts["qweight"][:, first // each : (first + count) // each]
+        return unpack_awq(words, words.shape[1] * each).to(torch.uint8).t().contiguous()
+
+    return _make_grid(4, scales.t(), unpack_awq(parts["qzeros"][...], scales.shape[-1]).t(), columns, read)
 
 
 def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
@@ -117,12 +123,25 @@ def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
             return None
     zeros = unpack_words(parts["qzeros"][...], bits, scales.shape[-1]) + declared.zero_offset
     is_symmetric = bool((zeros == 1 << bits - 1).all())
-    return _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns)
+
+    def read(first: int, count: int) -> Tensor:
+        return unpack_words(parts["qweight"][:, first : first + count].t(), bits, columns).to(torch.uint8)
+
+    return _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns, read)
 
 
-_READERS: Final[Mapping[Callable[..., Tensor], Callable[[_Parts, Declared, int], Grid | None]]] = {
-    restore_scaled: _read_scaled,
-    restore_packed: _read_packed,
-    restore_awq: _read_awq,
-    restore_gptq: _read_gptq,
+class _Reader(NamedTuple):
+    read_grid: Callable[[_Parts, Declared, int], Grid | None]
+    find_shape: Callable[[_Parts, Declared], Shape]
+
+
+# 32: bits of a word.
+_READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
+    restore_scaled: _Reader(_read_scaled, lambda parts, _: tuple(parts[""].shape)),
+    restore_packed: _Reader(_read_packed, lambda parts, _: tuple(map(int, parts["_shape"][...].flatten()))),
+    restore_awq: _Reader(_read_awq, lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0])),
+    restore_gptq: _Reader(
+        _read_gptq,
+        lambda parts, declared: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // declared.bits),
+    ),
 }

@@ -26,7 +26,7 @@ from conveyor_engine.quantization import Declared
 Parts = Mapping[str, Tensor]
 Setting = TypeVar("Setting")
 _FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
-_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's word has number i
+AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's word has number i
 _AWQ_BITS: Final = 4
 _WORD_BITS: Final = 32
 
@@ -107,8 +107,8 @@ def restore_awq(parts: Parts, declared: Declared) -> Tensor:
 
 def unpack_awq(words: Tensor, rows: int) -> Tensor:
     """Return the numbers of AWQ's words (n, rows / 8), in order, as float32 (n, rows)."""
-    numbers = unpack_words(words, _AWQ_BITS, rows).view(len(words), -1, len(_AWQ_ORDER))
-    return numbers[..., list(_AWQ_ORDER)].flatten(-2).to(torch.float32)
+    numbers = unpack_words(words, _AWQ_BITS, rows).view(len(words), -1, len(AWQ_ORDER))
+    return numbers[..., list(AWQ_ORDER)].flatten(-2).to(torch.float32)
 
 
 def restore_gptq(parts: Parts, declared: Declared) -> Tensor:

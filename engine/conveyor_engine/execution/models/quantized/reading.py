@@ -1,17 +1,22 @@
-"""Restores the weights of a quantized checkpoint one at a time, while transformers loads them.
+"""Restores the weights of a quantized checkpoint one at a time.
 
-Called by `loader`. A weight is read and restored when transformers takes it, so that no more than a few weights are in
-memory twice.
+Called by `loader`. A weight is read when transformers takes it, or when it is packed (`deferred`), so that no more than
+a few weights are in memory twice.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from conveyor_engine.errors import is_out_of_memory
+from conveyor_engine.errors import ModelError, is_out_of_memory
+from conveyor_engine.execution.models.quantized.deferred import Deferred, loading
+from conveyor_engine.execution.models.quantized.grids import Shape, find_shape, read_grid
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS, Layout
 from conveyor_engine.execution.models.quantized.rounding import Grid
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
@@ -27,51 +32,54 @@ class Restoring:
     failure: the first one, as a sentence. no_memory: the error, if memory was too small.
     """
 
-    def __init__(self, plan: Iterable[tuple[str, "StoredTensor | Weight"]]) -> None:
+    def __init__(self, plan: Iterable[tuple[str, "StoredTensor | Weight"]], directory: Path, *, defers: bool) -> None:
+        """defers: whether weights are read when they are packed, and not when transformers loads them."""
         self.failure = ""
         self.no_memory: Exception | None = None
+        self._directory, self.defers = directory, defers
         self.tensors = {name: Restored(self, each) if isinstance(each, Weight) else each for name, each in plan}
 
-    def restore(self, weight: "Weight") -> Tensor:
+    def build_error(self) -> ModelError:
+        """Return the error for a checkpoint with a failure."""
+        return ModelError(f"the checkpoint in {self._directory} is damaged: {self.failure}")
+
+    def restore(self, name: str, read: Callable[[], Tensor]) -> Tensor:
         """Read a weight. Raises ValueError, and keeps its text, because transformers would hide it.
 
         Also keeps and raises an error for lack of memory, which says nothing about the checkpoint.
         """
         try:
-            tensor = weight.restore()
-            if not torch.isfinite(tensor).all():
+            tensor = read()
+            is_read = tensor.is_floating_point() and not isinstance(tensor, Deferred)
+            if is_read and not torch.isfinite(tensor).all():
                 raise ValueError("a number or a scale is infinite or NaN")
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 self.no_memory = error
                 raise
             text = " ".join(str(error).split())[:200]
-            self.failure = self.failure or f"{weight.name}: {text}"
+            self.failure = self.failure or f"{name}: {text}"
             raise ValueError(self.failure) from error
         return tensor
 
 
-class Source(NamedTuple):
-    """The stored tensors of a weight, by the ends of their names."""
+class Leaf(NamedTuple):
+    """A weight as it is stored, before conversions. name: as in the file.
 
-    layout: Layout
-    parts: Mapping[str, StoredTensor]
-    declared: Declared
-
-    def restore(self) -> Tensor:
-        return self.layout.restore({end: part[...] for end, part in self.parts.items()}, self.declared)
-
-
-class Weight(NamedTuple):
-    """A weight that is restored when it is used. name: as in the file.
-
-    source: None in GGUF files. Their weights have `read_grid`, which returns the values that the kernels can keep.
+    find_shape: returns None if only reading shows the shape. read_grid: gets the shape.
     """
 
     name: str
+    find_shape: Callable[[], Shape | None]
     restore: Callable[[], Tensor]
-    source: Source | None = None
-    read_grid: Callable[[], Grid | None] | None = None
+    read_grid: Callable[[Shape], Grid | None]
+
+
+class Weight(NamedTuple):
+    """Stored weights, and what makes one weight of transformers' class of them."""
+
+    leaves: Mapping[str, Leaf]
+    convert: Callable[[Mapping[str, Tensor]], Tensor] = lambda values: next(iter(values.values()))
 
 
 class Restored:
@@ -79,10 +87,80 @@ class Restored:
 
     def __init__(self, restoring: Restoring, weight: Weight) -> None:
         self._restoring, self._weight = restoring, weight
-        self.source, self.read_grid = weight.source, weight.read_grid
 
     def __getitem__(self, whole: Any) -> Tensor:
-        return self._restoring.restore(self._weight)
+        return self._restoring.restore(next(iter(self._weight.leaves.values())).name, self._read)
+
+    def defer(self) -> Tensor | None:
+        """Return the weight without reading its numbers; None if only reading shows its shape."""
+        leaves = self._weight.leaves
+        shapes = {key: leaf.find_shape() for key, leaf in leaves.items()}
+        if any(shape is None for shape in shapes.values()):
+            return None
+        stored = {key: _Stored(self._restoring, leaves[key], shape) for key, shape in shapes.items() if shape}
+        return self._weight.convert({key: Deferred.of(each) for key, each in stored.items()})
+
+    def _read(self) -> Tensor:
+        deferred = self.defer() if self._restoring.defers else None
+        if deferred is not None:
+            return deferred
+        return self._weight.convert({key: leaf.restore() for key, leaf in self._weight.leaves.items()})
+
+
+class _Stored:
+    """A weight that is read later. Raises ModelError if it is damaged."""
+
+    def __init__(self, restoring: Restoring, leaf: Leaf, shape: Shape) -> None:
+        self._restoring, self._leaf, self.shape = restoring, leaf, shape
+
+    def read(self) -> Tensor:
+        return self._guard(self._restore)
+
+    def read_grid(self) -> Grid | None:
+        try:
+            grid = self._leaf.read_grid(self.shape)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            return None  # `read` finds out what is damaged
+        return None if grid is None else replace(grid, numbers=partial(self._read_numbers, grid))
+
+    def _read_numbers(self, grid: Grid, first: int, count: int) -> Tensor:
+        def read() -> Tensor:
+            assert grid.numbers is not None
+            numbers = grid.numbers(first, count)
+            if numbers.shape != (min(count, len(grid.scales) - first), self.shape[-1]):
+                raise ValueError(f"numbers of {tuple(numbers.shape)} do not fit weights of {self.shape}")
+            return numbers
+
+        return self._guard(read)
+
+    def _restore(self) -> Tensor:
+        weight = self._leaf.restore()
+        if tuple(weight.shape) != self.shape:
+            raise ValueError(f"numbers of {tuple(weight.shape)} do not fit weights of {self.shape}")
+        return weight
+
+    def _guard(self, read: Callable[[], Tensor]) -> Tensor:
+        try:
+            return self._restoring.restore(self._leaf.name, read)
+        except ValueError as error:
+            raise self._restoring.build_error() from error
+
+
+def keep_grids(model: nn.Module, restoring: Restoring) -> None:
+    """Set `grid` of each linear layer whose weight was read and has numbers that the kernels for GPUs may keep."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
+    for name, weight in restoring.tensors.items():
+        if not isinstance(weight, Restored) or parameters.get(name) not in linears:
+            continue
+        linear = linears[parameters[name]]
+        with loading():
+            deferred = weight.defer()
+        if isinstance(deferred, Deferred) and deferred.shape == linear.weight.shape:
+            grid = deferred.find_grid()
+            linear.grid = grid and replace(grid, numbers=None)  # type: ignore[assignment]
 
 
 def plan_layouts(stored: Mapping[str, StoredTensor], declared: Declared) -> Iterator[tuple[str, StoredTensor | Weight]]:
@@ -92,12 +170,23 @@ def plan_layouts(stored: Mapping[str, StoredTensor], declared: Declared) -> Iter
         for layout in LAYOUTS[declared.method]:
             if (parts := _find_parts(stored, layout, name, tensor)) is not None:
                 used.update(part.name for part in parts.values())
-                source = Source(layout, parts, declared)
-                yield name.removesuffix(layout.numbers) + layout.plain, Weight(name, source.restore, source)
+                yield (
+                    name.removesuffix(layout.numbers) + layout.plain,
+                    Weight({"": _make_leaf(name, layout, parts, declared)}),
+                )
                 break
     for name, tensor in stored.items():
         if name not in used and not _UNUSED.fullmatch(name.rpartition(".")[2]):
             yield name, tensor
+
+
+def _make_leaf(name: str, layout: Layout, parts: Mapping[str, StoredTensor], declared: Declared) -> Leaf:
+    return Leaf(
+        name,
+        lambda: find_shape(parts, declared, layout.restore),
+        lambda: layout.restore({end: part[...] for end, part in parts.items()}, declared),
+        lambda shape: read_grid(parts, declared, layout.restore, shape),
+    )
 
 
 def _find_parts(

@@ -1,15 +1,16 @@
-"""Rounds the weights of linear layers to whole numbers of 8 or 4 bits, for the compiled kernels.
+"""Packs whole numbers of 8 bits or fewer for the compiled kernels, those of the checkpoint or those of rounded weights.
 
-Called by `execution.models.quantize`, one module at a time. A `Grid` has the values that a weight can take. It
-comes from the checkpoint (`grids`), or from the weights themselves.
+Called by modules of our own, one at a time. A `Grid` has the values that a weight can take. It comes from the
+checkpoint (`grids`), or from the weights themselves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.native.experts import PackedStack
@@ -18,7 +19,8 @@ GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best 
 SMALLEST_GROUP: Final = 16  # of blocks of GGUF files
 _OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
 _FP8_MAX: Final = 448.0
-_PANELS: Final = 16  # rounded at once, which bounds the memory beside the weights
+_PANELS: Final = 16  # packed at once, which bounds the memory beside the weights
+Rows = Callable[[int, int], Tensor]  # from the first row and their number: uint8 (rows, in)
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
 _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 
@@ -30,7 +32,7 @@ class Grid:
     scales: (out, groups), float32, bfloat16 or float16. Or int8: then scales, and minima, are multiplied by `factors`.
     zeros: int16 (out, groups); None for half of 2^bits. minima: int8 (out, groups).
     factors: float16 (out, in / 256, 1 or 2), of scales and of minima. is_float: the numbers are FP8 E4M3, and a uint8
-    has the bits of one.
+    has the bits of one. numbers: reads those of the checkpoint.
     """
 
     bits: int
@@ -39,6 +41,14 @@ class Grid:
     minima: Tensor | None = None
     factors: Tensor | None = None
     is_float: bool = False
+    numbers: Rows | None = None
+
+    @classmethod
+    def of(cls, bits: int, parts: Iterable[Tensor | None], numbers: Rows | None, *, is_float: bool = False) -> "Grid":
+        """Return a grid with these `parts`."""
+        scales, zeros, minima, factors = parts
+        assert scales is not None
+        return cls(bits, scales, zeros, minima, factors, is_float, numbers)
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -50,14 +60,37 @@ class Grid:
         parts = (part if part is None else (part.dtype, part.shape[1:]) for part in self.parts)
         return self.bits, self.is_float, *parts
 
-    def replace(self, change: Callable[[Tensor], Tensor]) -> "Grid":
-        """Return a grid with other rows."""
-        zeros, minima, factors = (part if part is None else change(part) for part in self.parts[1:])
-        return Grid(self.bits, change(self.scales), zeros, minima, factors, self.is_float)
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no scale is infinite or NaN."""
+        return all(bool(torch.isfinite(part).all()) for part in (self.scales, self.factors) if part is not None)
+
+    def find_group(self, columns: int) -> int:
+        """Return how many inputs of a row of so many share a scale."""
+        return columns // self.scales.shape[1]
+
+    def replace(self, change: Callable[[Tensor], Tensor], numbers: Rows | None = None) -> "Grid":
+        """Return a grid with other rows. numbers: reads theirs."""
+        parts = (part if part is None else change(part) for part in self.parts)
+        return Grid.of(self.bits, parts, numbers, is_float=self.is_float)
 
     def take(self, first: int, count: int) -> "Grid":
-        """Return the grid of `count` rows."""
-        return self.replace(lambda part: part[first : first + count])
+        """Return the grid of `count` rows, with scales of 0 behind the last one."""
+
+        def take(part: Tensor) -> Tensor:
+            rows = part[first : first + count]
+            return torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
+
+        read, numbers = self.numbers, None
+        if read is not None:
+            numbers = lambda begin, number: read(first + begin, min(number, count - begin))  # noqa: E731
+        return self.replace(take, numbers)
+
+    def read_all(self) -> Tensor:
+        """Return all numbers of the checkpoint, uint8 (out, in)."""
+        assert self.numbers is not None
+        step = _PANELS * native.PANEL
+        return torch.cat([self.numbers(first, step) for first in range(0, len(self.scales), step)])
 
     def divide(self, dim: int, rank: int, world_size: int) -> "Grid | None":
         """Return a rank's share of outputs (dim 0) or inputs (dim 1); None if it has no whole groups."""
@@ -129,27 +162,8 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
     return Grid(bits, best.to(torch.bfloat16))
 
 
-def join_grids(grids: Sequence[Grid | None]) -> Grid | None:
-    """Return the grid of weights one below the other; None if one has none, or another kind of grid.
-
-    Blocks of different types are joined in 6 bits: a file of mixed types has one for queries and another for values.
-    """
-    found = [grid for grid in grids if grid is not None]
-    if len(found) < len(grids):
-        return None
-    if len({grid.kind for grid in found}) > 1:
-        if any(grid.factors is None for grid in found):
-            return None
-        found = [_spread_blocks(grid) for grid in found]
-    columns = zip(*(grid.parts for grid in found), strict=True)
-    parts = ([part for part in column if part is not None] for column in columns)
-    scales, zeros, minima, factors = (torch.cat(part) if part else None for part in parts)
-    assert scales is not None
-    return Grid(found[0].bits, scales, zeros, minima, factors, found[0].is_float)
-
-
-def _spread_blocks(grid: Grid) -> Grid:
-    """Return the same values in 6 bits, with groups of 16 and minima: all blocks have that form."""
+def spread_blocks(grid: Grid) -> Grid:
+    """Return the same values in 6 bits, with groups of 16 and minima: all K types of GGUF have that form."""
     assert grid.factors is not None
     each = grid.scales.shape[1] // grid.factors.shape[1]
     scales, minima, factors = grid.scales, grid.minima, grid.factors
@@ -157,58 +171,62 @@ def _spread_blocks(grid: Grid) -> Grid:
         minima = scales  # scale * (number - 32), which has 6 bits, is scale * number - minimum, exactly in float32
         factors = torch.cat((factors, factors * 32), dim=2)
     scales, minima = (part.repeat_interleave(native.SUPER // SMALLEST_GROUP // each, 1) for part in (scales, minima))
-    return Grid(6, scales, None, minima, factors)
+    return Grid(6, scales, None, minima, factors, numbers=grid.numbers)
 
 
-def quantize(weight: native.Packed, bits: int, grid: Grid | None = None) -> native.PackedIntegers | None:
-    """Return a packed weight rounded to whole numbers; None if no size of groups fits.
-
-    grid: the values that the weight has, but for bfloat16's rounding; None if it has others.
-    """
-    if grid is not None and grid.is_float:
-        return None  # only GPUs have kernels for them
+def quantize(weight: native.Packed, bits: int) -> native.PackedIntegers | None:
+    """Return a packed weight rounded to whole numbers; None if no size of groups fits."""
     assert isinstance(weight, native.PackedWeight)
-    group = find_group(weight.in_features, bits) if grid is None else weight.in_features // grid.scales.shape[1]
-    if group not in (*GROUPS, SMALLEST_GROUP) or (
-        grid is not None and len(grid.scales) != weight.out_features
-    ):  # a share of the layer
+    group = find_group(weight.in_features, bits)
+    if group is None:
         return None
-    scale_dtype = torch.bfloat16 if grid is None else grid.scales.dtype
-    packed = native.PackedIntegers.allocate(
-        (weight.out_features, weight.in_features), bits, group, scale_dtype,
-        has_zeros=grid is not None and grid.zeros is not None,
-        has_minima=grid is not None and grid.minima is not None,
-    )  # fmt: skip
+    packed = native.PackedIntegers.allocate((weight.out_features, weight.in_features), bits, group, torch.bfloat16)
     for first in range(0, len(weight.data), _PANELS):
         data = weight.data[first : first + _PANELS]
         plain = native.unpack_linear(native.PackedWeight(data, len(data) * native.PANEL, weight.in_features))
-        part = choose_grid(plain, bits, group) if grid is None else _rows_of(grid, first * native.PANEL, len(plain))
-        numbers = part.round(plain)
-        if grid is not None and not torch.equal(part.read(numbers).to(plain.dtype), plain):
-            return None
-        packed.fill(first, numbers, part.scales, *part.parts[1:])
+        part = choose_grid(plain, bits, group)
+        packed.fill(first, part.round(plain), part.scales, *part.parts[1:])
     return packed
 
 
-def quantize_stack(stack: PackedStack, bits: int, grids: Sequence[Grid] | None = None) -> PackedStack | None:
-    """Return the matrices of experts rounded; None if one cannot be, or is not like the others."""
-    if grids is not None and len({grid.kind for grid in grids}) > 1:
+def pack_grid(grid: Grid, columns: int) -> native.PackedIntegers | None:
+    """Return the numbers of the checkpoint for the kernels; None if they have no numbers or groups like these."""
+    rows, group = len(grid.scales), grid.find_group(columns)
+    if grid.is_float or group not in (*GROUPS, SMALLEST_GROUP):
         return None
+    packed = native.PackedIntegers.allocate(
+        (rows, columns), grid.bits, group, grid.scales.dtype,
+        has_zeros=grid.zeros is not None, has_minima=grid.minima is not None,
+    )  # fmt: skip
+    step = _PANELS * native.PANEL
+    for first in range(0, rows, step):
+        part = grid.take(first, min(step, len(packed.data) * native.PANEL - first))
+        assert part.numbers is not None
+        numbers = part.numbers(0, len(part.scales))
+        padding = len(part.scales) - len(numbers)
+        packed.fill(first // native.PANEL, functional.pad(numbers, (0, 0, 0, padding)), part.scales, *part.parts[1:])
+    return packed
+
+
+def pack_grids(grid: Grid, columns: int, count: int) -> PackedStack | None:
+    """Return the matrices of `count` experts, one below the other in the grid."""
+    stack, rows = None, len(grid.scales) // count
+    for number in range(count):
+        matrix = pack_grid(grid.take(number * rows, rows), columns)
+        if matrix is None:
+            return None
+        stack = stack or PackedStack.allocate(matrix, count)
+        stack.data[number] = matrix.data
+    return stack
+
+
+def quantize_stack(stack: PackedStack, bits: int) -> PackedStack | None:
+    """Return the matrices of experts rounded; None if no size of groups fits."""
     rounded: PackedStack | None = None
     for number in range(len(stack)):
-        matrix = quantize(stack[number], bits, grids[number] if grids else None)
+        matrix = quantize(stack[number], bits)
         if matrix is None:
             return None
         rounded = rounded or PackedStack.allocate(matrix, len(stack))
         rounded.data[number] = matrix.data
     return rounded
-
-
-def _rows_of(grid: Grid, first: int, count: int) -> Grid:
-    """Return the grid of `count` rows, with scales of 0 behind the last one."""
-
-    def take(part: Tensor) -> Tensor:
-        rows = part[first : first + count]
-        return torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
-
-    return grid.replace(take)

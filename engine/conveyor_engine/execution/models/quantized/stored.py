@@ -13,7 +13,7 @@ _WEIGHTS: Final = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 
 
 class StoredTensor:
-    """A tensor in a file, as transformers expects it: `tensor[...]` reads it."""
+    """A tensor in a file, as transformers expects it: `tensor[...]` reads it, and `tensor[first:end]` some rows."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file = file
@@ -22,8 +22,8 @@ class StoredTensor:
         """The number type, by its name in safetensors."""
         self.shape: list[int] = file.get_slice(name).get_shape()
 
-    def __getitem__(self, whole: Any) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(self.name)
+    def __getitem__(self, part: Any) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(self.name) if part is ... else self._file.get_slice(self.name)[part]
         return tensor
 
 

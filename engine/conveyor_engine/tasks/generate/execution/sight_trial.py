@@ -24,6 +24,7 @@ from conveyor_engine.execution.batch import lay_out
 from conveyor_engine.execution.largest_step import measure_resident, measure_step
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.last_layer import lay_in_block
+from conveyor_engine.execution.models.quantized.deferred import stand_ins
 from conveyor_engine.execution.models.towers import Tower
 from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.states import Shapes, States
@@ -39,6 +40,7 @@ _NUM_TOKENS = 5  # before the picture, and behind it
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-2, 0.15
 
 
+@stand_ins()
 def open_sight(
     model: PreTrainedModel, towers: list[Tower], start: RunnerStart, layers: list[LayerShape], shapes: Shapes
 ) -> tuple[Sight | None, str]:
