@@ -40,7 +40,7 @@ from conveyor_console.pages import (
     render_sign_in,
     render_stopped,
 )
-from conveyor_console.past import SPANS, Past, build_past, convert_course
+from conveyor_console.past import SPANS, Past, build_past, convert_course, parse_time
 from conveyor_console.playground.playground import MAX_SECONDS, Playground
 from conveyor_console.prometheus import Prometheus
 from conveyor_console.responses import CALLER, build_event, build_page, stream_changes
@@ -220,21 +220,21 @@ class App:
 
     async def _show_past(self, request: web.Request) -> web.Response:
         caller, line = request[CALLER], await self._find_line(request, request[CALLER])
-        span, text = request.query.get("span", ""), request.query.get("point", "")
-        point = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
-        past = await self._build_past(line.service.key, span if span in SPANS else next(iter(SPANS)), point)
+        span, chosen = request.query.get("span", ""), parse_time(request.query.get("at", ""))
+        span = span if span in SPANS else next(iter(SPANS))
+        past = await self._build_past(caller.name, line.service.key, span, chosen)
         return build_page(render_past(line.service, past, caller.name))
 
-    async def _build_past(self, service: str, span: str, point: int | None) -> Past:
+    async def _build_past(self, reader: str, service: str, span: str, chosen: float | None) -> Past:
         """Return the time lines of Prometheus, or the last minutes from the console's memory."""
         first, problem = next(iter(SPANS)), ""
         if self._prometheus is not None:
-            lines = await self._prometheus.read(service, span)
+            lines = await self._prometheus.read(reader, service, span)
             if lines is not None:
-                return build_past(lines, span, list(SPANS), point, "")
+                return build_past(lines, span, list(SPANS), chosen, "")
             problem = "Prometheus does not answer, so these are the last minutes from the console's memory."
         spans = [first] if self._prometheus is None else list(SPANS)
-        return build_past(convert_course(self._state.history.find_course(service)), first, spans, point, problem)
+        return build_past(convert_course(self._state.history.find_course(service)), first, spans, chosen, problem)
 
     async def _stream_service(self, request: web.Request) -> web.StreamResponse:
         sent = ""

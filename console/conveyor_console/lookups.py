@@ -1,7 +1,7 @@
 """Serves the pages that answer one question each: who used what, and where the time of a request went."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from aiohttp import web
@@ -36,7 +36,8 @@ class Lookups:
     async def find_usage(self, caller: Caller, service: str) -> list[UsageRow]:
         """Return what callers have used of the service today, as far as the reader may see it."""
         rows, _ = await self._usage.read(DAYS[0])
-        return await self._select(caller, [row for row in rows if row.service == service])
+        shown, _ = await self._select(caller, [row for row in rows if row.service == service])
+        return shown
 
     async def find_waiting(self, caller: Caller, service: str) -> list[Waiting]:
         """Return whose requests for the service wait, as far as the reader may see it."""
@@ -49,10 +50,11 @@ class Lookups:
         caller, text = request[CALLER], request.query.get("days", "")
         days = next((each for each in DAYS if str(each) == text), DAYS[0])
         rows, problem = await self._usage.read(days)
-        shown = await self._select(caller, rows)
-        return build_page(render_usage(shown, days, problem, caller.name))
+        shown, seen = await self._select(caller, rows)
+        return build_page(render_usage(shown, seen, days, problem, caller.name))
 
-    async def _select(self, caller: Caller, rows: Sequence[UsageRow]) -> list[UsageRow]:
+    async def _select(self, caller: Caller, rows: Sequence[UsageRow]) -> tuple[list[UsageRow], Set[str]]:
+        """Return the rows that the reader may see, and the namespaces whose services the reader sees."""
         of_services, of_callers = find_namespaces(
             (row.service for row in rows), ((row.service, row.caller) for row in rows)
         )
@@ -60,7 +62,7 @@ class Lookups:
             self._access.find_visible(caller, of_services),
             self._access.find_visible(caller, of_callers, API_KEY_PLURAL),
         )
-        return select_usage(rows, seen, named)
+        return select_usage(rows, seen, named), seen
 
     async def _show_request(self, request: web.Request) -> web.Response:
         caller, request_id = request[CALLER], request.query.get("id", "").strip()[:_MAX_ID]

@@ -1,7 +1,7 @@
 """Renders the pages from the templates. Every value is escaped: names, reasons and messages come from tenants."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -161,11 +161,15 @@ def render_service(
     return _render("service.html", detail=detail, caller=caller, **shown)
 
 
-def render_usage(rows: Sequence[UsageRow], days: int, problem: str, caller: str) -> str:
-    """Return the page that shows who used what. problem: why there are no rows, or ""."""
+def render_usage(rows: Sequence[UsageRow], seen: Set[str], days: int, problem: str, caller: str) -> str:
+    """Return the page that shows who used what. problem: why there are no rows, or "".
+
+    seen: namespaces whose services the caller sees. Services of others have no link.
+    """
     problem = problem or ("" if rows else "You may see nothing of what was used in this time.")
     periods = [(each, "Today" if each == 1 else f"{each} days") for each in DAYS]
-    return _render("usage.html", **_limit(rows, _MAX_ROWS), days=days, periods=periods, problem=problem, caller=caller)
+    shown = {**_limit(rows, _MAX_ROWS), "seen": seen, "days": days, "periods": periods}
+    return _render("usage.html", **shown, problem=problem, caller=caller)
 
 
 def _limit(rows: Sequence[UsageRow], most: int) -> dict[str, Any]:

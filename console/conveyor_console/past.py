@@ -43,14 +43,17 @@ class TimeLines:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is shown. `spans`: those that can be chosen. `point`: the chosen time's number."""
+    """What is shown. `spans`: those that can be chosen. Times are Unix times in seconds."""
 
     spans: Sequence[str]
     span: str
-    last: int
-    point: int
+    first: float
+    last: float
+    step: float
+    """Between two times of the slider."""
+    chosen: float
     at: str
-    """The chosen time; "" without any."""
+    """The chosen time as people read it; "" without any."""
     state: Sequence[tuple[str, str]]
     charts: Sequence[Chart]
     mark: float
@@ -70,20 +73,34 @@ def convert_course(course: Course) -> TimeLines:
     return TimeLines(course.times, values)
 
 
-def build_past(lines: TimeLines, span: str, spans: Sequence[str], point: int | None, problem: str) -> Past:
-    """Return the state at a point of the lines, by default the last one. problem: what is missing, or ""."""
-    last = max(0, len(lines.times) - 1)
-    point = last if point is None else min(max(0, point), last)
+def parse_time(text: str) -> float | None:
+    """Return the Unix time; None if the text has none."""
+    try:
+        at = float(text[:32])
+    except ValueError:
+        return None
+    return at if math.isfinite(at) else None
+
+
+def build_past(lines: TimeLines, span: str, spans: Sequence[str], chosen: float | None, problem: str) -> Past:
+    """Return the state at the time of the lines that is nearest to the chosen one, by default the last.
+
+    chosen: a Unix time, which stays the same while the lines go on. problem: what is missing, or "".
+    """
+    times = lines.times or (0.0,)
+    wanted = times[-1] if chosen is None else min(max(times[0], chosen), times[-1])
+    point = min(range(len(times)), key=lambda number: abs(times[number] - wanted))
     charts = [
         draw_lines(title, lines.times, **{name: lines.values[name] for name in names if name in lines.values})
         for title, names in _CHARTS.items()
         if names[0] in lines.values
     ]
-    at = datetime.fromtimestamp(lines.times[point], UTC).strftime("%Y-%m-%d %H:%M:%S") if lines.times else ""
+    at = datetime.fromtimestamp(times[point], UTC).strftime("%Y-%m-%d %H:%M:%S") if lines.times else ""
     state = [(name, _show(name, each[point])) for name, each in lines.values.items()] if lines.times else []
-    began, ended = (lines.times[0], lines.times[-1]) if lines.times else (0.0, 0.0)
-    mark = WIDTH * (lines.times[point] - began) / (ended - began) if ended > began else 0.0
-    return Past(spans, span, last, point, at, state, charts, round(mark, 1), problem)
+    began, ended = times[0], times[-1]
+    step = max(1, 1000 * (ended - began) // max(1, len(times) - 1)) / 1000  # rounded down, so the last time is a step
+    mark = WIDTH * (times[point] - began) / (ended - began) if ended > began else 0.0
+    return Past(spans, span, began, ended, step, times[point], at, state, charts, round(mark, 1), problem)
 
 
 def _show(name: str, value: float) -> str:

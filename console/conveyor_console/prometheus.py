@@ -1,7 +1,8 @@
-"""Reads the time lines of a service from a Prometheus server, which may be slow, away or hostile.
+"""Reads the time lines of a service from a Prometheus server, which may be slow, unreachable or hostile.
 
 The console writes each query, with the namespace and name of a service that it has shown to the caller. A read has a
-fixed number of queries, points and bytes, and ends after some seconds. Viewers of the same service share it.
+fixed number of queries, points and bytes, and ends after some seconds. Viewers of the same service share it. Each user
+has one read at a time, so one who opens many pages delays no other by more than a read.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ QUERIES: Final[Mapping[str, str]] = {
 }
 _MIN_WINDOW_SECONDS: Final = 120  # four of the chart's scrapes
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
-_TOTAL_SECONDS: Final = 10.0  # of all queries of a read, and the wait for other reads
+_TOTAL_SECONDS: Final = 10.0  # of a read, and the wait for reads of other users
 _MAX_BYTES: Final = 64 << 10  # a line has about 6 KiB
-_AT_ONCE: Final = 4  # queries of all viewers
+_AT_ONCE: Final = 2  # reads of all users
 _KEPT_SECONDS: Final = 15.0
 _MAX_SHARED: Final = 64
 _MAX_VALUE: Final = 1e12
@@ -81,10 +82,19 @@ class Prometheus:
         self._url = f"{url.rstrip('/')}/api/v1/query_range"
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._kept = Shared[tuple[str, str], TimeLines | None](_KEPT_SECONDS, _MAX_SHARED)
+        self._reads: dict[str, asyncio.Future[TimeLines | None]] = {}  # by user
 
-    async def read(self, service: str, span: str) -> TimeLines | None:
-        """Return the time lines of a service in one of SPANS; None if Prometheus does not answer."""
-        return await self._kept.get((service, span), lambda: self._read(service, SPANS[span]))
+    async def read(self, user: str, service: str, span: str) -> TimeLines | None:
+        """Return the time lines of a service in one of SPANS; None if Prometheus does not answer.
+
+        A read goes on if its user leaves, and delays the next one of this user until it ends.
+        """
+        while user in self._reads:
+            await asyncio.wait((self._reads[user],))
+        kept = self._kept.get((service, span), lambda: self._read(service, SPANS[span]))
+        read = self._reads[user] = asyncio.ensure_future(kept)
+        read.add_done_callback(lambda _: self._reads.pop(user))
+        return await asyncio.shield(read)
 
     async def _read(self, service: str, seconds: int) -> TimeLines | None:
         step = seconds // (NUM_POINTS - 1)
@@ -92,7 +102,7 @@ class Prometheus:
         times = _Range(end - (NUM_POINTS - 1) * step, step)
         lines: dict[str, asyncio.Task[array[float]]] = {}
         try:
-            async with asyncio.timeout(_TOTAL_SECONDS), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(_TOTAL_SECONDS), self._turns, asyncio.TaskGroup() as tasks:
                 for name, query in QUERIES.items():
                     lines[name] = tasks.create_task(self._query(build_query(query, service, step), times))
         except* (_Unreadable, TimeoutError) as errors:
@@ -108,12 +118,9 @@ class Prometheus:
         body = {"query": query, "start": times.start, "end": times.end, "step": times.step, "timeout": "4s"}
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         try:
-            async with (
-                self._turns,
-                self._session.post(
-                    self._url, data=urlencode(body), headers=headers, timeout=_TIMEOUT, allow_redirects=False
-                ) as response,
-            ):
+            async with self._session.post(
+                self._url, data=urlencode(body), headers=headers, timeout=_TIMEOUT, allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     raise _Unreadable(f"status {response.status}")
                 return _place(msgspec.json.decode(await read_answer(response.content, _MAX_BYTES), type=_Answer), times)

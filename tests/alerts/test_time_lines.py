@@ -83,7 +83,7 @@ def check(process: "subprocess.Popen[bytes]", folder: Path) -> None:
 @pytest.mark.parametrize("span", SPANS)
 async def test_the_time_lines_are_those_of_the_service(server: str, span: str) -> None:
     async with aiohttp.ClientSession() as session:
-        lines = await Prometheus(session, server).read(SERVICE, span)
+        lines = await Prometheus(session, server).read("ann", SERVICE, span)
     assert lines is not None
     values = {name: each[NUM_POINTS // 2] for name, each in lines.values.items()}
     exact = {QUEUED: 8 if span == "7d" else 7, AT_ENGINES: 2, READY: 1, DESIRED: 2}

@@ -74,7 +74,10 @@ await tryService(page, service, checkNames, look);
 
 await page.goto(`${url}/services/${service}`);
 await page.waitForSelector("#past input[type=range]");
-await page.waitForFunction(() => Number(document.querySelector("#point").max) > 0);
+await page.waitForFunction(() => {
+  const { min, max } = document.querySelector("#point");
+  return Number(max) > Number(min);
+});
 const readTime = () => page.$eval("#past-at", (found) => found.textContent.split(":").slice(0, 3).join(":"));
 const newest = await readTime();
 await page.focus("#point");

@@ -1,6 +1,7 @@
 """Tests which names of callers a reader sees, and the sums of what is hidden."""
 
 from conveyor_console.callers import select_usage, select_waiting, show_caller, show_service
+from conveyor_console.pages import render_usage
 from conveyor_console.requests import Waiting
 from conveyor_protocol.usage_rows import UsageRow
 
@@ -66,6 +67,15 @@ def test_clients_that_wait_are_summed_over_gateways_and_have_no_address() -> Non
         Waiting("apps/*", "", 1, 1.0),
     ]
     assert Waiting("team/*", "", 3, 2.0) in select_waiting(waiting, "team/chat", set(), 10)
+
+
+def test_only_services_that_a_reader_sees_have_links() -> None:
+    page = render_usage(select_usage(ROWS, {"team"}, {"team"}), {"team"}, 1, "", "ann")
+    assert '<a href="/services/team/chat">' in page
+    assert "other/chat" in page
+    assert '<a href="/services/other/chat">' not in page
+    everywhere = {"", "team", "other"}
+    assert '<a href="/services/">' not in render_usage(ROWS, everywhere, 1, "", "ann")
 
 
 def test_those_who_wait_longest_and_the_one_with_most_requests_are_shown() -> None:

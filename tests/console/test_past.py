@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,12 +34,13 @@ def test_without_prometheus_a_slider_leads_through_the_last_minutes(
     page = console.get(f"{path}/past", token).text
     assert read_state(page)["ready"] == "2"
     assert re.findall(r'name="span" value="(\w+)"', page) == ["15m"]
-    last = int(re.findall(r'max="(\d+)"', page)[0])
-    states = [read_state(console.get(f"{path}/past?point={point}", token).text)["ready"] for point in range(last)]
+    first, last, step = (float(re.findall(rf'{name}="([\d.]+)"', page)[0]) for name in ("min", "max", "step"))
+    times = [first + number * step for number in range(round((last - first) / step))]
+    states = [read_state(console.get(f"{path}/past?at={at}", token).text)["ready"] for at in times]
     assert states == sorted(states)
     assert states[0] != "2"
-    for point in ("9999999", "-1", "x", "999999"):
-        assert read_state(console.get(f"{path}/past?point={point}&span=x", token).text)["ready"] == "2"
+    for at in ("9999999999", "nan", "x", "1e999"):
+        assert read_state(console.get(f"{path}/past?at={at}&span=x", token).text)["ready"] == "2"
     assert f'hx-get="{path}/past"' in console.get(path, token).text
 
 
@@ -82,8 +84,9 @@ async def test_with_prometheus_a_span_can_be_chosen_and_without_an_answer_the_me
     runner = web.ServerRunner(web.Server(handle))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    page = (await asyncio.to_thread(console.get, f"{path}/past?span=1d&point=33", token)).text
+    at = time.time() - 147 * 480  # the 34th of 181 points in 86,400 s
+    page = (await asyncio.to_thread(console.get, f"{path}/past?span=1d&at={at}", token)).text
     await runner.cleanup()
-    assert set(read_state(page).values()) == {"33", "33 s"}
+    assert set(read_state(page).values()) in ({"33", "33 s"}, {"34", "34 s"})
     assert re.findall(r'value="(\w+)" checked', page) == ["1d"]
     assert page.count("<polyline") == 6
