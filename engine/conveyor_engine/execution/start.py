@@ -27,6 +27,7 @@ from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantize import Quantizer, check_quantization, packs_on_gpu
 from conveyor_engine.execution.models.quantized.deferred import read_weights
+from conveyor_engine.execution.models.towers import put_back, take_towers
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.model_files import has_image_processor
 from conveyor_engine.quantization import read_declared
@@ -101,7 +102,9 @@ class RunnerStart:
         if self._packs:
             from conveyor_engine.execution.models.gpu_packing import pack_linears
 
+            towers = take_towers(model) if self.sees else []  # they keep 16 bits
             pack_linears(model, self.config.quantization, self.device, self.progress)
+            put_back(model, towers)
         return model.to(self.device)
 
     def _load_share(self, path: str) -> PreTrainedModel:

@@ -53,6 +53,8 @@ def pack_weights(
     group = size // scales.shape[1]
     if size % (2 * PAIR if kind == "int4" else PAIR) or group % PAIR or group * scales.shape[1] != size:
         return None
+    if kind == "int4" and group > PAIR and group % (2 * PAIR):
+        return None  # a block of bytes would have the inputs of two groups
     if kind == "int4":
         low, high = numbers.view(len(numbers), -1, 2, PAIR).unbind(2)
         numbers = (low | high << 4).flatten(1)
@@ -60,6 +62,13 @@ def pack_weights(
         numbers = (numbers ^ 128).view(torch.int8)
     of_groups = None if zeros is None else zeros.to(torch.uint8).t().contiguous()
     return Weights(kind, numbers.contiguous(), scales.t().contiguous(), of_groups)
+
+
+def take_outputs(weights: Weights, count: int) -> Weights:
+    """Return the weights of the first outputs."""
+    scales, zeros = (None if of is None else of[:, :count].contiguous() for of in (weights.scales, weights.zeros))
+    assert scales is not None
+    return Weights(weights.kind, weights.numbers[:count], scales, zeros)
 
 
 def join_weights(parts: Sequence[Weights]) -> Weights:

@@ -16,7 +16,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import Quantization
-from conveyor_engine.execution.kernels.weights import Kind, Weights, pack_weights
+from conveyor_engine.execution.kernels.few_rows import Norm
+from conveyor_engine.execution.kernels.weights import Kind, Weights, pack_weights, take_outputs
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.latent import EXPANDING
@@ -27,7 +28,9 @@ from conveyor_process.log import quote
 
 _AT_ONCE = 2**24  # numbers rounded at once, which bounds the memory beside the weights
 _KINDS: Final[dict[tuple[int, bool], Kind]] = {(4, False): "int4", (8, False): "int8", (8, True): "fp8"}
-_TRIED_ROWS = (1, 16, 64, 257)  # for each kernel and each size of its tiles
+_TRIED_ROWS = (1, 16, 32, 64, 257)  # for each kernel and each size of its tiles
+_TRIED_OUTPUTS = 4096  # bounds the memory of a trial
+_EPS = 1e-6
 
 
 def pack_linears(
@@ -42,6 +45,9 @@ def pack_linears(
     with torch.inference_mode():
         for path, linear in packing.find_linears():
             packing.pack(path, linear)
+    for part in model.modules():  # no later module needs them
+        vars(part).pop("grid", None)
+        vars(part).pop("grids", None)
     share = find_share(model, packing.num_weights)
     if quantization:
         check_share(model, quantization, share)
@@ -90,9 +96,9 @@ class _Packing:
             return
         bias = None if linear.bias is None else linear.bias.data.to(self.device)
         ours = GpuLinear(packed, bias, weight.dtype)
-        if ours.kind not in self.tried:
-            self.tried[ours.kind] = self._try(ours, weight if self.quantization is None else _round(weight, grid))
-        if not self.tried[ours.kind]:
+        if (key := (ours.kind, ours.in_features)) not in self.tried:
+            self.tried[key] = self._try(ours, weight[:_TRIED_OUTPUTS], grid)
+        if not self.tried[key]:
             self.num_kept += 1
             return
         self.model.set_submodule(path, ours)
@@ -100,8 +106,12 @@ class _Packing:
         self.num_weights += weight.numel()
         self.num_bytes += packed.num_bytes
 
-    def _try(self, ours: GpuLinear, weight: torch.Tensor) -> bool:
-        """Return whether the kernels compute what torch computes with the plain weight."""
+    def _try(self, whole: GpuLinear, weight: torch.Tensor, grid: Grid) -> bool:
+        """Return whether the kernels compute what torch computes with the plain weight of some outputs."""
+        count = len(weight)
+        weight = weight if self.quantization is None else _round(weight, grid.take(0, count))
+        bias = None if whole.bias is None else whole.bias.data[:count]
+        ours = GpuLinear(take_outputs(whole.packed, count), bias, whole.dtype)
         try:
             differs = next((f"{rows} rows" for rows in _TRIED_ROWS if not _is_same(ours, weight, rows)), "")
             differs = differs or ("" if same(weight, ours.weight) else "its weights")
@@ -115,8 +125,24 @@ class _Packing:
 
 
 def _is_same(ours: GpuLinear, weight: torch.Tensor, rows: int) -> bool:
-    x = random(rows, ours.in_features, like=weight)
-    return same(functional.linear(x, weight, ours.bias), ours(x))
+    x, residual = random(rows, ours.in_features, like=weight), random(rows, len(weight), like=weight, seed=1)
+    product = functional.linear(x, weight, ours.bias)
+    if not same(product, ours(x)) or not same(product + residual, ours.add_to(residual, x)):
+        return False
+    return rows > 1 or _fuses_same(ours, weight, x, residual)
+
+
+def _fuses_same(ours: GpuLinear, weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> bool:
+    """Compare products of one row that have a norm before them, and a residual or an activation after them."""
+    norm = Norm(random(ours.in_features, like=weight, seed=2), _EPS, 1.0)
+    normed = functional.rms_norm(x.float(), x.shape[1:], norm.offset + norm.weight.float(), norm.eps).to(x.dtype)
+    product = functional.linear(normed, weight, ours.bias)
+    if not same(product + residual, ours.multiply_row(x, norm=norm, residual=residual)):
+        return False
+    if len(weight) % 2:
+        return True
+    gate, up = product.chunk(2, dim=-1)
+    return same(functional.silu(gate) * up, ours.multiply_row(x, norm=norm, gated=True))
 
 
 def _choose_grid(weight: torch.Tensor, bits: int) -> Grid | None:
@@ -142,8 +168,9 @@ def _pack(weight: torch.Tensor, grid: Grid, *, is_exact: bool) -> Weights | None
         if is_exact and not torch.equal(part.read(numbers[-1]).to(weight.dtype), rows):
             return None
         first += len(rows)
-    scales, zeros = (_merge(part) for part in (grid.scales, grid.zeros))
-    assert scales is not None
+    scales, zeros = grid.scales, grid.zeros
+    if not grid.is_float:  # `quantized.grids` repeats the scales of others for each group
+        scales, zeros = _merge(scales), None if zeros is None else _merge(zeros)
     if zeros is not None and scales.shape != zeros.shape:
         scales, zeros = grid.scales, grid.zeros
     return pack_weights(kind, torch.cat(numbers), scales, zeros)
@@ -153,9 +180,9 @@ def _round(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
     return grid.read(grid.round(weight)).to(weight.dtype)
 
 
-def _merge(part: torch.Tensor | None) -> torch.Tensor | None:
+def _merge(part: torch.Tensor) -> torch.Tensor:
     """Return one column if all are equal: the checkpoint has one scale for a row."""
-    return part[:, :1] if part is not None and torch.equal(part, part[:, :1].expand_as(part)) else part
+    return part[:, :1] if torch.equal(part, part[:, :1].expand_as(part)) else part
 
 
 def _split(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

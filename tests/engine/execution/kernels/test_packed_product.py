@@ -113,6 +113,8 @@ def test_many_rows_restore_a_part_of_the_outputs_at_a_time(monkeypatch: pytest.M
     assert_close(multiply(x, packed, None, residual), x.double() @ weight.double().t() + residual.double())
 
 
-@pytest.mark.parametrize(("kind", "columns", "groups"), [("int4", 96, 3), ("int4", 128, 8), ("int8", 96, 5)])
+@pytest.mark.parametrize(
+    ("kind", "columns", "groups"), [("int4", 96, 3), ("int4", 128, 8), ("int4", 192, 2), ("int8", 96, 5)]
+)
 def test_there_are_no_kernels_for_other_groups(kind: Kind, columns: int, groups: int) -> None:
     assert pack_weights(kind, torch.zeros(4, columns, dtype=torch.uint8), torch.ones(4, groups)) is None

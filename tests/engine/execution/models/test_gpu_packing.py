@@ -8,18 +8,23 @@ import pytest
 import torch
 from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
+from tests.engine.execution.models.test_expert_grids import keep, to_awq
 from tests.engine.execution.models.test_formats import prepare, restore
 from tests.engine.execution.models.test_gguf import save
+from tests.engine.execution.models.test_quantized import DECLARED, declare, quantize
 from tests.engine.references import Reference, add, run, tokens_of
+from tests.engine.seeing_models import FAMILIES, save_seeing_model
 from torch import nn
 
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.backend import LastLayer, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import packed_product
+from conveyor_engine.execution.kernels import packed_product, packed_row
+from conveyor_engine.execution.kernels.weights import Weights
 from conveyor_engine.execution.models import gpu_packing
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.fuse import fuse_model
@@ -31,11 +36,16 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantized.reading import keep_grids
 from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid
 from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer
+from conveyor_engine.execution.placement import open_placement
+from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.tasks.generate.execution import runner
 
 # From the sigmoid of a large negative number, which is correctly 0.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
+
+
+TRIED_ROWS = gpu_packing._TRIED_ROWS
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +129,18 @@ def test_blocks_of_fp8_have_a_scale_for_128_rows_and_columns() -> None:
     torch.testing.assert_close(model.proj.weight.cpu(), weight, rtol=1e-6, atol=0)
 
 
+def test_equal_scales_of_blocks_do_not_keep_layers_of_fp8_apart() -> None:
+    model: Any = nn.Module()
+    for name, scales in (("queries", torch.tensor([[1.0, 2.0]])), ("keys", torch.ones(1, 2))):
+        linear = nn.Linear(256, 48, bias=False)
+        linear.grid = Grid(8, scales.repeat(48, 1), is_float=True)  # type: ignore[assignment]
+        numbers = torch.randn(48, 256).to(torch.float8_e4m3fn).view(torch.uint8)
+        linear.weight = nn.Parameter(linear.grid.read(numbers), requires_grad=False)  # type: ignore[union-attr]
+        model.add_module(name, linear)
+    pack(model)
+    assert stackable([model.queries, model.keys])
+
+
 def test_layers_of_one_input_are_joined_if_their_numbers_have_one_kind() -> None:
     model: Any = nn.Module()
     for name, bits, group in (("queries", 4, 32), ("keys", 4, 32), ("values", 8, 32), ("others", 4, 64)):
@@ -170,6 +192,91 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     assert len(lines) == 2, "one for each number of groups"
     assert lines[0].startswith('event=weights_keep_16_bits found="int8 in groups of 32: 257 rows" consequence=')
     assert relative_error(logits_of(model), expected) < 0.05
+
+
+@pytest.mark.parametrize("part", ["32 rows", "add_to", "norm", "gated"])
+def test_a_trial_reaches_each_kernel(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """And it computes only the first outputs of a layer."""
+    multiply, multiply_row, tried = packed_product.multiply, packed_row.multiply_packed_row, list[int]()
+
+    def wrong(x: torch.Tensor, weights: Weights, bias: Any, residual: Any = None) -> torch.Tensor:
+        tried.append(weights.out_features)
+        return multiply(x, weights, bias, residual) + (
+            len(x) == 32 if part == "32 rows" else part == "add_to" and residual is not None
+        )
+
+    def wrong_row(*given: Any, **options: Any) -> torch.Tensor:
+        return multiply_row(*given, **options) + (options.get(part, False) not in (False, None))
+
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 32) if part == "32 rows" else (1,))
+    assert {1, 16, 32, 64, 257} == {*TRIED_ROWS}
+    monkeypatch.setattr(gpu_packing, "_TRIED_OUTPUTS", 16)
+    monkeypatch.setattr(packed_product, "multiply", wrong)
+    monkeypatch.setattr(packed_row, "multiply_packed_row", wrong_row)
+    model: Any = nn.Module()
+    model.proj = nn.Linear(64, 18, bias=False)
+    model.proj.grid = choose_grid(model.proj.weight.data, 8, 64)
+    model.proj.weight = nn.Parameter(model.proj.grid.read(model.proj.grid.round(model.proj.weight)), False)
+    lines = pack(model)
+    assert lines[0].startswith("event=weights_keep_16_bits ")
+    assert type(model.proj) is nn.Linear
+    assert {*tried} == {16}
+
+
+def test_each_number_of_inputs_has_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(gpu_packing, "_is_same", lambda ours, *_: not tried.append(ours.in_features))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1,))
+    model: Any = nn.Module()
+    for name, columns in (("up", 64), ("down", 96), ("again", 64)):
+        linear = nn.Linear(columns, 32, bias=False)
+        linear.grid = Grid(8, torch.ones(32, 1))  # type: ignore[assignment]
+        linear.weight = nn.Parameter(torch.randint(-9, 9, (32, columns)).float(), requires_grad=False)
+        model.add_module(name, linear)
+    pack(model)
+    assert tried == [64, 96]
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [(lambda layer, weight: (to_awq if "layers" in layer else keep)(layer, weight), AWQ), DECLARED["FP8"]],
+    ids=["AWQ", "FP8"],
+)
+def test_a_start_packs_what_a_checkpoint_has_in_few_bits(tmp_path: Path, change: Any, settings: Any) -> None:
+    reference = Reference("qwen3", tmp_path, hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    quantize(tmp_path, change)
+    declare(tmp_path, settings)
+    expected: Any = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    model, lines = load_as_product(reference.make_config(attention_backend="auto", device=DEVICE.type))
+    linears = [part for part in model.model.modules() if isinstance(part, nn.Linear | GpuLinear)]
+    assert len(linears) == 7
+    assert all(isinstance(part, GpuLinear) for part in linears), lines
+    assert isinstance(model.lm_head, GpuLinear) == (settings is not AWQ)
+    for path, part in model.named_modules():
+        if isinstance(part, GpuLinear):
+            weight = expected.get_submodule(path).weight
+            torch.testing.assert_close(part.weight.cpu(), weight, rtol=1e-6, atol=0)
+    assert [path for path, part in model.named_modules() if "grid" in vars(part)] == [], "grids are freed"
+
+
+def test_encoders_of_images_keep_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES["llava"].config["text_config"], "hidden_size", 64)
+    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", ())
+    save_seeing_model("llava", tmp_path)
+    config = EngineConfig(model=str(tmp_path), device=DEVICE.type, dtype="float32", quantization="int8")
+    model, _ = load_as_product(config)
+    packed = [path for path, part in model.named_modules() if isinstance(part, GpuLinear)]
+    assert packed
+    assert [path for path in packed if "vision" in path] == []
+    assert any("vision" in path for path, part in model.named_modules() if type(part) is nn.Linear)
+
+
+def load_as_product(config: EngineConfig) -> tuple[Any, list[str]]:
+    lines: list[str] = []
+    return RunnerStart(config, open_placement(config), lines.append).load(), lines
 
 
 def test_adapters_are_added_to_packed_weights() -> None:
