@@ -175,7 +175,7 @@ def test_a_model_computes_the_same_with_joined_layers(family: str, quantization:
     assert all(type(layer) is TritonDecoderLayer for layer in model.model.layers)
     assert sum(isinstance(part, GpuLinear) for part in model.modules()) == 9
     assert relative_error(logits_of(model), expected) < 1e-5
-    assert 1e-3 < relative_error(expected, original) < (0.05 if quantization == "int8" else 0.5)
+    assert 1e-3 < relative_error(expected, original) < (0.1 if quantization == "int8" else 1), "of random weights"
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
