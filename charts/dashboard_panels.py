@@ -48,6 +48,7 @@ def _group(by: tuple[str, ...]) -> str:
 
 _EACH = ("namespace", "inference_service")
 _NAME = "{{namespace}}/{{inference_service}}"
+_OWNED = '{owner!=""}'
 _CLIENT = f"{{{{client}}}}: {_NAME}"
 
 
@@ -159,6 +160,28 @@ ROWS: dict[str, list[Panel]] = {
             "By key, or by name with gateway.clientHeader: for a bill, sum the increase over the month.",
             "short",
             {_CLIENT: rate("conveyor_gateway_client_generation_tokens_total", "client", *_EACH, where=ALL)},
+        ),
+        Panel(
+            "Engines in use by owner",
+            "Seconds of engines' steps each second, by the owner that APIKeys name: what a person or team costs.",
+            "short",
+            {"{{owner}}": rate("conveyor_gateway_client_busy_seconds_total", "owner", where=_OWNED)},
+        ),
+        Panel(
+            "Tokens per second by owner",
+            "Tokens of prompts and of answers, by the owner that APIKeys name: who uses most with all keys.",
+            "short",
+            {
+                "{{owner}}": rate("conveyor_gateway_client_prompt_tokens_total", "owner", where=_OWNED)
+                + " + "
+                + rate("conveyor_gateway_client_generation_tokens_total", "owner", where=_OWNED)
+            },
+        ),
+        Panel(
+            "Engine pods held by namespace",
+            "Engine pods on nodes, used or not: compare with the engines in use.",
+            "short",
+            {"{{namespace}}": rate("conveyor_operator_pod_seconds_total", "namespace", where=ALL)},
         ),
     ],
     "Service $namespace/$service": [

@@ -14,8 +14,9 @@ from conveyor_kubectl.cluster import Cluster
 from conveyor_operator.kinds import CONFIG_MAP
 from conveyor_protocol.usage_rows import OTHERS, UsageRow, find_namespace, read_kept
 
-DESCRIPTION: Final = """Show the requests, tokens and engine seconds of keys, services, namespaces or classes. The days
-are those of UTC, today included. The operator keeps 31 days, and reads the gateways every 15 seconds."""
+DESCRIPTION: Final = """Show the requests, tokens and engine seconds of keys, services, namespaces or classes, and for
+services and namespaces the pod seconds: how long engine pods were on nodes. The days are those of UTC, today included.
+The operator keeps 31 days, reads the gateways every 15 seconds, and counts pods every minute."""
 _DAYS: Final = re.compile("([1-9][0-9]?)d")
 _NO_KEY: Final = "(no key)"
 
@@ -60,24 +61,31 @@ def show(cluster: Cluster, flags: argparse.Namespace, print_text: Print) -> int:
     if flags.output == "json":
         print_text(json.dumps(totals, indent=2))
         return 0
-    head = (flags.by.upper(), "REQUESTS", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "ENGINE SECONDS")
-    rows = [_build_row(name, each) for name, each in totals.items()]
-    print_text(build_table([head, *rows]))
+    head: tuple[str, ...] = (flags.by.upper(), "REQUESTS", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "ENGINE SECONDS")
+    head += ("POD SECONDS",) if flags.by in _WITH_PODS else ()
+    print_text(build_table([head, *(_build_row(name, each) for name, each in totals.items())]))
     return 0
 
 
 def _build_row(name: str, total: dict[str, Any]) -> tuple[str, ...]:
-    return name, *(str(total[field]) for field in _COUNTS), f"{total['engineSeconds']:.1f}"
+    pods = (f"{total['podSeconds']:.0f}",) if "podSeconds" in total else ()
+    return name, *(str(total[field]) for field in _COUNTS), f"{total['engineSeconds']:.1f}", *pods
 
 
 def sum_usage(rows: Iterable[UsageRow], by: str) -> dict[str, dict[str, Any]]:
     """Return the sums by name, those with most tokens first."""
     totals: dict[str, dict[str, Any]] = {}
+    has_pods = by in _WITH_PODS
+    empty = {**dict.fromkeys(_COUNTS, 0), "engineSeconds": 0.0} | ({"podSeconds": 0.0} if has_pods else {})
     for row in rows:
-        total = totals.setdefault(_NAMES[by](row), {**dict.fromkeys(_COUNTS, 0), "engineSeconds": 0.0})
+        if not row.requests and not has_pods:
+            continue
+        total = totals.setdefault(_NAMES[by](row), dict(empty))
         for field, read in _COUNTS.items():
             total[field] += read(row)
         total["engineSeconds"] += row.engine_ms / 1000
+        if has_pods:
+            total["podSeconds"] += row.pod_seconds
     ordered = sorted(totals, key=lambda name: totals[name]["promptTokens"] + totals[name]["outputTokens"], reverse=True)
     return {name: totals[name] for name in ordered}
 
@@ -97,6 +105,7 @@ _NAMES: Final[dict[str, Callable[[UsageRow], str]]] = {
     "namespace": _find_namespace,
     "class": lambda row: row.request_class or "(no class)",
 }
+_WITH_PODS: Final = frozenset({"service", "namespace"})
 _COUNTS: Final[dict[str, Callable[[UsageRow], int]]] = {
     "requests": lambda row: row.requests,
     "promptTokens": lambda row: row.prompt_tokens,

@@ -48,7 +48,9 @@ class Usage:
             if status != 200:
                 return (), f"Kubernetes answers with status {status}."
             data = msgspec.json.decode(content, type=_ConfigMap).data or {}
-            rows = sum_rows(msgspec.structs.replace(row, request_class="") for row in read_kept(data, first))
+            rows = sum_rows(
+                msgspec.structs.replace(row, request_class="") for row in read_kept(data, first) if row.requests
+            )
         except (Unanswered, ValueError) as error:  # msgspec's errors are ValueErrors
             logger.warning("event=usage_unreadable error=%s", error)
             return (), "The usage cannot be read."

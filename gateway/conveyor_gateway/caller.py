@@ -38,6 +38,11 @@ class Caller:
     """The services that an APIKey names, as `NAMESPACE/NAME` or `NAMESPACE/*`; empty for a ServiceAccount."""
 
     @property
+    def full_owner(self) -> str:
+        """The owner as `NAMESPACE/OWNER`; "" if the namespace states none."""
+        return f"{self.namespace}/{self.owner}" if self.owner else ""
+
+    @property
     def account(self) -> str:
         """The `NAMESPACE/NAME` of a ServiceAccount."""
         return f"{self.namespace}/{self.name.rpartition(':')[2]}"

@@ -33,10 +33,9 @@ class GivenLimits(Struct, frozen=True, forbid_unknown_fields=True):
     def find(self, caller: Caller) -> list[tuple[str, Limits]]:
         """Return the subjects of the caller that have limits: its owner, and its namespace."""
         found = []
-        if caller.owner and self.owners:
-            owner = f"{caller.namespace}/{caller.owner}"
-            if (of_owner := self.owners.get(owner) or self.owners.get(_EVERY)) is not None:
-                found.append((f"the owner {owner}", of_owner.convert()))
+        owner = caller.full_owner
+        if owner and (of_owner := self.owners.get(owner) or self.owners.get(_EVERY)) is not None:
+            found.append((f"the owner {owner}", of_owner.convert()))
         if (of_all := self.namespaces.get(caller.namespace) or self.namespaces.get(_EVERY)) is not None:
             found.append((f"the namespace {caller.namespace}", of_all.convert()))
         return found

@@ -37,6 +37,8 @@ class UsageRow(Struct, frozen=True, array_like=True):
     completion_tokens: Count = 0
     engine_ms: Annotated[float, Meta(ge=0)] = 0.0
     """The requests' share of the time of steps; 0 for runtimes that do not report it."""
+    pod_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long engine pods of the service were on nodes. The operator counts it, in rows without requests."""
 
 
 _KEPT: Final = msgspec.json.Decoder(dict[str, list[UsageRow]])  # a day's rows by process
@@ -118,6 +120,7 @@ def _add(one: UsageRow, other: UsageRow) -> UsageRow:
         one.cached_tokens + other.cached_tokens,
         one.completion_tokens + other.completion_tokens,
         one.engine_ms + other.engine_ms,
+        round(one.pod_seconds + other.pod_seconds, 1),
     )
 
 
@@ -159,8 +162,8 @@ def _keep(namespace: str, rows: list[UsageRow], most: int) -> list[UsageRow]:
     return rows[: most - 1] + _sum_up(rows[most - 1 :], others)
 
 
-def _measure(row: UsageRow) -> tuple[int, int]:
-    return row.prompt_tokens + row.completion_tokens, row.requests
+def _measure(row: UsageRow) -> tuple[float, ...]:
+    return row.prompt_tokens + row.completion_tokens, row.requests, row.pod_seconds
 
 
 def _sum_up(rows: list[UsageRow], caller: str) -> list[UsageRow]:

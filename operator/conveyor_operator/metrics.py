@@ -38,8 +38,10 @@ class ServiceStates(Collector):
     def put(self, namespace: str, name: str, state: ServiceState) -> None:
         self._states[namespace, name] = state
 
+    def has(self, namespace: str, name: str) -> bool:
+        return (namespace, name) in self._states
+
     def drop(self, namespace: str, name: str) -> None:
-        """Remove the series of a service that no longer exists."""
         self._states.pop((namespace, name), None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -106,6 +108,12 @@ class Metrics:
             "InferenceServices being reconciled now.",
             registry=self.registry,
         )
+        self.pod_seconds = Counter(
+            "conveyor_operator_pod_seconds",
+            "Time that engine pods were on nodes, used or not.",
+            ["namespace", "inference_service"],
+            registry=self.registry,
+        )
         self.api_calls = Counter(
             "conveyor_operator_api_calls",
             "Calls to the API server except watches, by verb, resource and HTTP status (0: no response).",
@@ -144,3 +152,20 @@ class Metrics:
         self.registry.register(self.lost_spans)
         self.services = ServiceStates()
         self.registry.register(self.services)
+
+    def put_service(self, namespace: str, name: str, state: ServiceState) -> None:
+        """Set what is exposed of a service. The time of its pods begins at 0, so that the first increase counts."""
+        self.services.put(namespace, name, state)
+        self.pod_seconds.labels(namespace, name)
+
+    def count_pods(self, seconds: Mapping[str, float]) -> None:
+        """Count how long pods were on nodes, by service (`namespace/name`). Services that are gone have no series."""
+        for service, each in seconds.items():
+            namespace, _, name = service.partition("/")
+            if self.services.has(namespace, name):
+                self.pod_seconds.labels(namespace, name).inc(each)
+
+    def drop_service(self, namespace: str, name: str) -> None:
+        """Remove the series of a service that no longer exists."""
+        self.services.drop(namespace, name)
+        self.pod_seconds.remove(namespace, name)

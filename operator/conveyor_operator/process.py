@@ -22,6 +22,7 @@ from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.observed import list_held_pods
 from conveyor_operator.inferenceservice.resource import InferenceServices, Sources
 from conveyor_operator.kinds import SERVED_NAME, Key, ObjectKind
 from conveyor_operator.loop.handlers import build_registry, configure
@@ -39,6 +40,7 @@ from conveyor_operator.published_keys import PublishedKeys
 from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
+from conveyor_operator.usage.held_pods import HeldPod
 from conveyor_operator.usage.keeper import UsageKeeper
 from conveyor_operator.usage.key_status import KeyStatusKeeper
 from conveyor_process.spans import build_tracer
@@ -69,11 +71,13 @@ class Operator:
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
-        self.usage = UsageKeeper(cluster, settings.system_namespace, lambda: self.activity.gateways)
-        self.key_statuses = KeyStatusKeeper(cluster, lambda: self.activity.gateways)
-        self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
+        self._knows_all = False
+        gateways, pods = (lambda: self.activity.gateways), self._list_held_pods
+        self.usage = UsageKeeper(cluster, metrics, settings.system_namespace, gateways, pods)
+        self.key_statuses = KeyStatusKeeper(cluster, gateways)
+        self.warm_ups = WarmUps(gateways, self._mark_service)
         namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
-        self.adapter_states = AdapterStates(lambda: self.activity.gateways, self._mark_service)
+        self.adapter_states = AdapterStates(gateways, self._mark_service)
         expire_seconds = settings.unserved_name_seconds
         self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service, expire_seconds)
         self.published_keys = PublishedKeys(cluster.client, self._mark_all)
@@ -107,6 +111,9 @@ class Operator:
     def read_issuer(self) -> Issuer | None:
         return self.published_keys.issuer
 
+    def _list_held_pods(self) -> list[HeldPod] | None:
+        return list_held_pods(self.store) if self._knows_all else None
+
     def _mark_all(self) -> None:
         for resource in self.resources:
             for key in self.store.resources(resource.kind):
@@ -121,7 +128,7 @@ class Operator:
 
     def _drop_series(self, key: Key, value: object) -> None:
         if value is None:
-            self.metrics.services.drop(key.namespace, key.name)
+            self.metrics.drop_service(key.namespace, key.name)
             self.adapter_states.drop(f"{key.namespace}/{key.name}")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -247,6 +254,7 @@ class Operator:
         await self.served_names.synced.wait()
         if self.settings.gateway_account:
             await self.published_keys.known.wait()
+        self._knows_all = True
 
     async def _report_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()

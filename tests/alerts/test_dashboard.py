@@ -117,7 +117,7 @@ def reach_limit(gateway: GatewayProcess, stage: Stage) -> None:
     """Let a key send more requests than it may."""
     namespace = stage.space.namespace
     path = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.API_KEY_PLURAL}"
-    stage.space.api.create(path, make_api_key(namespace, limits={"requestsPerMinute": 1}))
+    stage.space.api.create(path, make_api_key(namespace, owner="ann", limits={"requestsPerMinute": 1}))
     headers = {"Authorization": f"Bearer {make_key(namespace)}"}
     wait_until("the key is at its limit", lambda: send(gateway, namespace, **headers) == 429)
 

@@ -18,7 +18,7 @@ from conveyor_gateway.recording.series import Counter, Counters, Family, Histogr
 from conveyor_protocol.usage import UsedTokens
 
 _SERVICE = ("namespace", "inference_service")
-OTHER_CLIENTS: Final = "other"  # those without series of their own
+OTHER_CLIENTS: Final = "other"  # those without series of their own, and their owners
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -57,7 +57,7 @@ class Metrics:
         # The label values of each service's series, so that its end costs nothing for other services.
         self._labels: dict[str, set[tuple[Family[Counter] | Family[Histogram], tuple[str, ...]]]] = {}
         self._named = NamedClients(lambda named: self._client_series[named].requests.value, self._drop_named)
-        self._client_series: dict[tuple[str, str, str], _ClientSeries] = {}  # by the fields of NamedClient
+        self._client_series: dict[tuple[str, str, str, str], _ClientSeries] = {}  # by the fields of NamedClient
         self._requests = self._counter(
             "requests", "Finished requests, by HTTP status (499: the client disconnected).", "code"
         )
@@ -90,7 +90,7 @@ class Metrics:
         self._uncounted = self._counter(
             "uncounted_requests", "Requests whose engine reported no tokens: it has another runtime, or has ended."
         )
-        of_client = "client", "request_class"
+        of_client = "client", "request_class", "owner"
         self._client_requests = self._counter(
             "client_requests", "Requests that engines processed, by the client's key or name.", *of_client
         )
@@ -169,11 +169,14 @@ class Metrics:
         series.cached_tokens.inc(usage.cached_tokens)
         series.generation_tokens.inc(usage.completion_tokens)
 
-    def count_used_by_client(self, service: str, client: str, request_class: str, usage: UsedTokens | None) -> None:
-        """Count a request of a client with a key, or with a name that a trusted proxy has given."""
-        series = self._client_series.get((service, client, request_class))
+    def count_used_by_client(self, named: tuple[str, str, str, str], usage: UsedTokens | None) -> None:
+        """Count a request of a client with a key, or with a name that a trusted proxy has given.
+
+        named: the fields of its NamedClient.
+        """
+        series = self._client_series.get(named)
         if series is None:
-            series = self._find_client_series(NamedClient(service, client, request_class))
+            series = self._find_client_series(NamedClient(*named))
         series.requests.inc()
         if usage is not None:
             series.prompt_tokens.inc(usage.prompt_tokens)
@@ -187,7 +190,7 @@ class Metrics:
         if self._named.admit(named):
             found = self._client_series[named] = self._build_client_series(named)
             return found
-        return self._build_client_series(NamedClient(named.service, OTHER_CLIENTS, ""))
+        return self._build_client_series(NamedClient(named.service, OTHER_CLIENTS, "", OTHER_CLIENTS))
 
     def _build_client_series(self, named: NamedClient) -> _ClientSeries:
         return _ClientSeries(
@@ -225,7 +228,7 @@ class Metrics:
 
     def _drop_named(self, named: NamedClient) -> None:
         del self._client_series[named]
-        labels = (*_split(named.service), named.client, named.request_class)
+        labels = (*_split(named.service), named.client, named.request_class, named.owner)
         for family in self._of_clients:
             family.remove(labels)
             self._labels[named.service].discard((family, labels))

@@ -15,6 +15,7 @@ class NamedClient(NamedTuple):
     service: str
     client: str
     request_class: str
+    owner: str = ""  # of its key, as `NAMESPACE/OWNER`. After a change of the owner, there is one for each of them
 
 
 class NamedClients:

@@ -44,6 +44,7 @@ class Record:
     path: str
     client: str  # its name or address
     has_name: bool = False  # `client` is a name: of a caller, or one that a trusted proxy has given
+    owner: str = ""  # of the caller's key, as `NAMESPACE/OWNER`
     began: float = field(default_factory=time.monotonic)
     metered: MeteredRequest | None = None  # None: no limit of requests or tokens
     service: str = ""
@@ -169,7 +170,8 @@ class Recorder:
             caller = record.client if record.has_name else ""
             self._book.count(label, caller, record.request_class, record.usage)
             if record.has_name and self._may_have_series(record.client):
-                self._metrics.count_used_by_client(label, record.client, record.request_class, record.usage)
+                named = label, record.client, record.request_class, record.owner
+                self._metrics.count_used_by_client(named, record.usage)
         logger.info(
             "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
             "wait_seconds=%.4f first_byte_seconds=%.4f engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%d "

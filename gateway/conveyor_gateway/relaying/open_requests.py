@@ -39,7 +39,8 @@ class OpenRequests:
 
         client: the name for the log and the counts.
         """
-        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named)
+        owner = "" if view.caller is None else view.caller.full_owner
+        record = Record(find_request_id(request), route.path, client.id or "-", client.is_named, owner)
         self._parts.recorder.begin(record, request.headers)
         service = view.directory.services.get(route.service or "")
         held = HeldRequest(self._parts.ledger, request, find_owner(service, view))

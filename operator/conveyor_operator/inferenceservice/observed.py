@@ -31,6 +31,7 @@ from conveyor_operator.kinds import (
 )
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.store import Store
+from conveyor_operator.usage.held_pods import HeldPod
 
 Object = Mapping[str, Any]
 
@@ -228,6 +229,16 @@ def observe(store: Store, key: Key) -> Observed:
         tuple(store.values(REPLICA_SET, key)),
         tuple(pod for pod in pods if pod.checks),
     )
+
+
+def list_held_pods(store: Store) -> list[HeldPod]:
+    """Return the engine pods of all InferenceServices that are on nodes and have not ended."""
+    return [
+        HeldPod(f"{key.namespace}/{key.name}", since_unix)
+        for key in store.resources(POD)
+        for pod in store.values(POD, key)
+        if (since_unix := pod.held_since_unix) is not None
+    ]
 
 
 def observe_deployment(body: Object) -> DeploymentState:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, get_args
 
 from conveyor_api import names
@@ -21,6 +22,7 @@ _FORMAT = re.compile(r"[A-Za-z0-9 ._:-]{1,63}", re.ASCII)
 _TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may support further tasks
 _OF_ADAPTERS = re.compile(rf"{names.ADAPTERS_PATH}/(?:claims/[^/]+|images/(?P<adapter>[^/]+))")
 _NO_NODE = ("Unschedulable", "SchedulingGated")  # the second has no transition time
+_ENDED = frozenset({"Succeeded", "Failed"})  # phases of pods that hold nothing of their node
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,16 @@ class PodState:
     """Why the pod cannot be scheduled: the message of the scheduler or of scheduling gates; "" otherwise."""
     unschedulable_at: str = ""
     containers: tuple[ContainerState, ...] = ()
+
+    @property
+    def held_since_unix(self) -> float | None:
+        """Since when an engine has held a place on a node; None if the pod holds none or runs no engine."""
+        if self.prewarms or self.checks or self.phase in _ENDED:
+            return None
+        try:
+            return datetime.fromisoformat(self.scheduled_at).timestamp()
+        except (ValueError, OverflowError):  # "", or what somebody else wrote
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class InferenceServices:
 
     def expose(self, body: Object, status: Object) -> None:
         metadata = body["metadata"]
-        self._metrics.services.put(metadata["namespace"], metadata["name"], read_state(body, status))
+        self._metrics.put_service(metadata["namespace"], metadata["name"], read_state(body, status))
 
     def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         return events.find_events(before, after)

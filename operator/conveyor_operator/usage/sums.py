@@ -5,7 +5,7 @@ times, also by another operator. Days that gateways count no more have one list 
 object's bytes, so that long names or many rows of one day remove no other day.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
 from typing import Final
 
@@ -20,6 +20,7 @@ MAX_BYTES: Final = 900_000  # of all days; a ConfigMap has at most 1 MiB
 _OPEN_BYTES: Final = 120_000  # of today, and of yesterday
 _OVER_BYTES: Final = (MAX_BYTES - 2 * _OPEN_BYTES) // (DAYS - 2)  # of any other day
 _OVER: Final = "over"  # the rows of processes that are gone
+PODS: Final = "pods"  # the rows with the time of pods, which the operator counts
 
 Day = dict[str, list[UsageRow]]  # by process
 _DECODER: Final = msgspec.json.Decoder(Day)
@@ -42,9 +43,17 @@ class Sums:
             except (ValueError, msgspec.DecodeError):
                 continue
 
-    def add(self, pages: Iterable[Usage], today: date) -> dict[str, str | None]:
-        """Add the gateways' pages. Return the days whose text has changed; None: to be removed."""
+    def add(
+        self, pages: Iterable[Usage], today: date, pod_seconds: Mapping[str, float] | None = None
+    ) -> dict[str, str | None]:
+        """Add the gateways' pages. Return the days whose text has changed; None: to be removed.
+
+        pod_seconds: how long pods of each service were on nodes since the last call; it counts for today.
+        """
         yesterday, touched = today - timedelta(days=1), set[str]()
+        if pod_seconds:
+            self._add_pods(today.isoformat(), pod_seconds)
+            touched.add(today.isoformat())
         for page in pages:
             for day, rows in page.days.items():
                 if yesterday <= _parse(day) <= today:
@@ -57,7 +66,7 @@ class Sums:
             kept = MAX_PROCESSES // 2 if _parse(day) >= yesterday else 0
             if _parse(day) <= today - timedelta(days=DAYS):
                 del self.days[day]
-            elif len(of_day) > MAX_PROCESSES or (not kept and of_day.keys() != {_OVER}):
+            elif len(of_day) > MAX_PROCESSES or (not kept and of_day.keys() - {PODS} != {_OVER}):
                 self.days[day] = _close(of_day, kept)
                 touched.add(day)
         texts = {
@@ -73,6 +82,11 @@ class Sums:
         changed |= dict.fromkeys(self._texts.keys() - texts.keys())
         self._texts = texts
         return changed
+
+    def _add_pods(self, day: str, seconds: Mapping[str, float]) -> None:
+        of_day = self.days.setdefault(day, {})
+        rows = (UsageRow(service, "", "", pod_seconds=each) for service, each in seconds.items())
+        of_day[PODS] = limit_rows(sum_rows([*of_day.get(PODS, ()), *rows]), MAX_ROWS)
 
 
 def _parse(day: str) -> date:
@@ -93,7 +107,8 @@ def _encode(day: Day, max_bytes: int) -> str:
 
 def _close(day: Day, kept: int) -> Day:
     """Add up the rows of all processes but the last `kept` ones."""
-    processes = [each for each in day if each != _OVER]
+    processes = [each for each in day if each not in (_OVER, PODS)]
     over = processes[: max(0, len(processes) - kept)]
     rows = sum_rows(row for process in (_OVER, *over) for row in day.get(process, ()))
-    return {_OVER: limit_rows(rows, MAX_ROWS)} | {process: day[process] for process in processes[len(over) :]}
+    kept_processes = [*processes[len(over) :], *(() if PODS not in day else (PODS,))]
+    return {_OVER: limit_rows(rows, MAX_ROWS)} | {process: day[process] for process in kept_processes}

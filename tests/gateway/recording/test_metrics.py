@@ -45,25 +45,29 @@ def test_the_series_of_a_deleted_service_are_gone_and_begin_again_with_a_new_one
     assert found["conveyor_gateway_generation_tokens_total"] == 2
 
 
-def read_clients(metrics: Metrics, name: str) -> dict[str, float]:
+def read_clients(metrics: Metrics, name: str, label: str = "client") -> dict[str, float]:
     families = text_string_to_metric_families(b"".join(metrics.write_page()).decode())
     samples = [sample for family in families for sample in family.samples if sample.name == name]
-    return {sample.labels["client"]: sample.value for sample in samples}
+    return {sample.labels[label]: sample.value for sample in samples}
 
 
 def test_tokens_of_named_clients_have_a_limited_number_of_series() -> None:
     metrics = Metrics()
     for number in range(MAX_NAMED + 5):
-        metrics.count_used_by_client("team/qwen", f"client-{number}", "", UsedTokens(3, 0, 2))
-    metrics.count_used_by_client("team/qwen", "client-0", "", UsedTokens(1, 0, 1))
+        metrics.count_used_by_client(("team/qwen", f"client-{number}", "", "team/ann"), UsedTokens(3, 0, 2))
+    metrics.count_used_by_client(("team/qwen", "client-0", "", "team/ann"), UsedTokens(1, 0, 1))
     prompts = read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total")
     answers = read_clients(metrics, "conveyor_gateway_client_generation_tokens_total")
     assert len(prompts) == len(answers) == MAX_NAMED + 1
     assert (prompts["client-0"], prompts[OTHER_CLIENTS]) == (4, 15)
     assert (answers["client-0"], answers[OTHER_CLIENTS]) == (3, 10)
+    assert read_clients(metrics, "conveyor_gateway_client_busy_seconds_total", "owner").keys() == {
+        "team/ann",
+        OTHER_CLIENTS,
+    }
     metrics.drop_service("team/qwen")
     assert read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total") == {}
-    metrics.count_used_by_client("team/other", "client-0", "", UsedTokens(1, 0, 1))
+    metrics.count_used_by_client(("team/other", "client-0", "", ""), UsedTokens(1, 0, 1))
     assert read_clients(metrics, "conveyor_gateway_client_prompt_tokens_total") == {"client-0": 1}
 
 

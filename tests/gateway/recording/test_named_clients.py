@@ -70,7 +70,12 @@ async def test_a_revoked_key_has_no_series() -> None:
                 assert got.status == 200
             assert 'client="team/ann"' in await read_metrics()
             gateway.server._catalog.keys.put({**resource, "spec": {**resource["spec"], "owner": "ann"}})
-            assert 'client="team/ann"' in await read_metrics(), "a changed key keeps its series"
+            assert 'client="team/ann",request_class="",owner=""' in await read_metrics(), (
+                "a changed key keeps its series"
+            )
+            async with http.post(f"{gateway.url}/completions", json={"prompt": "a"}) as got:
+                assert got.status == 200
+            assert 'client="team/ann",request_class="",owner="team/ann"' in await read_metrics()
             gateway.server._catalog.keys.delete(resource)
             assert 'client="team/ann"' not in await read_metrics()
             gateway.server._catalog.keys.put(resource)

@@ -60,6 +60,6 @@ async def test_the_page_has_what_a_key_used_and_what_clients_without_one_used() 
             page = await got.json()
     ((_, rows),) = page["days"].items()
     assert sorted(rows) == [
-        ["team/chat", "", "", 1, 30, 8, 20, 0.0],
-        ["team/chat", "team/ann", "", 2, 60, 16, 40, 0.0],
+        ["team/chat", "", "", 1, 30, 8, 20, 0.0, 0.0],
+        ["team/chat", "team/ann", "", 2, 60, 16, 40, 0.0, 0.0],
     ]

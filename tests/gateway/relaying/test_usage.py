@@ -185,7 +185,7 @@ async def test_tokens_are_counted_for_the_client_that_a_trusted_proxy_names(
             assert "X-Client" not in engine.requests[0][0].headers
             labels = {"namespace": stack.cluster.namespace, "inference_service": "qwen"}
             counted = gateway.metric(
-                "conveyor_gateway_client_prompt_tokens_total", client="team-a", request_class="", **labels
+                "conveyor_gateway_client_prompt_tokens_total", client="team-a", request_class="", owner="", **labels
             )
             assert (counted, gateway.metric("conveyor_gateway_prompt_tokens_total", **labels)) == (14, 21)
             assert [" client=team-a " in line for line in gateway.log if " event=request " in line] == [

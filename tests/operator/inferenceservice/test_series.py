@@ -18,7 +18,7 @@ from conveyor_operator.loop.reconcile import Reconciler
 from conveyor_operator.loop.store import Store
 from conveyor_operator.metrics import Metrics
 
-MOST_SERIES = 10
+MOST_SERIES = 11
 
 
 def make_condition(type: str, reason: str = "Why") -> dict[str, str]:
@@ -32,7 +32,7 @@ def test_a_service_has_a_bounded_number_of_series() -> None:
     state = read_state({"spec": {"autoscaling": {"maxReplicas": 3}}}, status)
     assert {type for type, _, _ in state.conditions} == set(ConditionType) - ABNORMAL
     assert state.replicas == {"desired": 2, "ready": 1, "maximum": 3}
-    assert len(state.conditions) + len(state.replicas) == MOST_SERIES
+    assert len(state.conditions) + len(state.replicas) + 1 == MOST_SERIES, "and the time of pods"
 
 
 def test_what_is_not_known_is_not_exposed() -> None:
@@ -59,7 +59,7 @@ async def test_a_service_that_is_deleted_during_its_reconcile_is_not_exposed() -
         def begin(*_: Any, deleted: bool = deleted) -> None:
             if deleted:
                 store.drop(INFERENCE_SERVICE, "1")
-                metrics.services.drop("default", "qwen")
+                metrics.drop_service("default", "qwen")
             raise InvalidResource((Problem("spec", "is wrong"),))
 
         services.begin = begin  # type: ignore[method-assign, assignment]
@@ -88,7 +88,7 @@ async def test_the_body_of_a_service_that_is_deleted_while_its_status_is_written
 
 
 def series(running: Process, name: str = "qwen") -> dict[str, Any]:
-    """Return the series of a service: status and reason by condition, and numbers of replicas."""
+    """Return the series of a service: status and reason by condition, numbers of replicas, and the time of pods."""
     found: dict[str, Any] = {}
     lines = [line for line in running.get("/metrics")[1].splitlines() if f'inference_service="{name}"' in line]
     for line in lines:
@@ -97,9 +97,11 @@ def series(running: Process, name: str = "qwen") -> dict[str, Any]:
             assert value == 1
             assert labels["type"] not in found, "one series for each condition"
             found[labels["type"]] = (labels["status"], labels["reason"])
-        else:
-            assert line.startswith("conveyor_operator_replicas")
+        elif line.startswith("conveyor_operator_replicas"):
             found[labels["of"]] = value
+        else:
+            assert line.startswith("conveyor_operator_pod_seconds_total")
+            found["pod seconds"] = value
     assert len(found) == len(lines) <= MOST_SERIES
     return found
 

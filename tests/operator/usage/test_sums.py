@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_operator.usage.sums import DAYS, MAX_BYTES, MAX_PROCESSES, MAX_ROWS, Sums
+from conveyor_operator.usage.held_pods import HeldPod, count_seconds
+from conveyor_operator.usage.sums import DAYS, MAX_BYTES, MAX_PROCESSES, MAX_ROWS, PODS, Sums
 from conveyor_protocol.usage_rows import Usage, UsageRow, sum_rows
 
 TODAY = date(2026, 11, 29)
@@ -38,6 +39,32 @@ def test_a_page_that_is_read_again_replaces_what_its_process_counted_before() ->
     assert total(sums).requests == 6
 
 
+def test_a_pod_counts_from_its_start_and_not_before_the_last_count() -> None:
+    pods = [
+        HeldPod("team/chat", 40.0),
+        HeldPod("team/chat", 90.0),
+        HeldPod("team/new", 120.0),
+        HeldPod("b/late", 200.0),
+    ]
+    assert count_seconds(pods, 60.0, 160.0) == {"team/chat": 100.0 + 70.0, "team/new": 40.0, "b/late": 0.0}
+
+
+def test_the_time_of_pods_stays_beside_many_keys_and_when_its_day_is_over() -> None:
+    sums = Sums()
+    for _ in range(3):
+        sums.add(
+            [make_page(1, *(make_row(f"team/k{number}") for number in range(MAX_ROWS)))], TODAY, {"team/chat": 60.0}
+        )
+    sums.add([], TODAY + timedelta(days=2))
+    (row,) = sums.days[TODAY.isoformat()][PODS]
+    assert row == UsageRow("team/chat", "", "", pod_seconds=180.0)
+    assert sums.add([], TODAY + timedelta(days=2)) == {}
+    sums.add([], TODAY + timedelta(days=3), {f"team/s{number}": 60.0 for number in range(MAX_ROWS + 50)})
+    rows = sums.days[(TODAY + timedelta(days=3)).isoformat()][PODS]
+    assert len(rows) <= MAX_ROWS
+    assert sum(each.pod_seconds for each in rows) == 60.0 * (MAX_ROWS + 50)
+
+
 def test_another_operator_goes_on_with_what_was_stored() -> None:
     first, second = Sums(), Sums()
     stored = first.add([make_page(1, make_row(requests=2)), make_page(2, make_row())], TODAY)
@@ -65,7 +92,7 @@ def test_days_that_are_over_are_removed_after_a_month() -> None:
     later = TODAY + timedelta(days=DAYS)
     assert sums.add([make_page(1, make_row(), day=later)], later) == {
         "2026-11-29": None,
-        later.isoformat(): '{"0000000000000001":[["team/chat","team/ann","",1,10,0,1,2.5]]}',
+        later.isoformat(): '{"0000000000000001":[["team/chat","team/ann","",1,10,0,1,2.5,0.0]]}',
     }
 
 
