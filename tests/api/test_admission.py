@@ -72,6 +72,7 @@ def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
         build_body(autoscaling={"minReplicas": 0, "maxReplicas": 1}),
         build_body(autoscaling={"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "168h"}),
         build_body(replicas=0),
+        build_body(resources={"requests": dict.fromkeys("abcdefg", 1), "limits": dict.fromkeys("abcdefghij", 1)}),
         build_body(queue={"timeout": "1h"}, requestTimeout="24h", drain={"timeout": "0s"}),
         build_body(runtime="VLLM", engine={"image": "vllm/vllm-openai:v1", "args": ["--enable-lora", "--seed=1"]}),
         build_body(adapters=[]),

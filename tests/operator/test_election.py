@@ -114,3 +114,18 @@ def test_a_lease_that_somebody_deleted_is_made_again(stage: Stage) -> None:
         stage.space.delete("Lease", OPERATOR_LEASE)
         wait_until("a new one", lambda: holder(stage).get("holderIdentity") == "first")
         assert leader.popen.poll() is None
+
+
+@pytest.mark.slow
+def test_one_that_was_stopped_ends_when_it_goes_on_and_writes_nothing(stage: Stage) -> None:
+    with two(stage) as (leader, other):
+        leader.popen.send_signal(signal.SIGSTOP)
+        try:
+            wait_until("it leads", lambda: other.get("/readyz") == (200, "ready\n"), 60, lambda: other.log)
+            stage.space.make_service("meanwhile")
+            wait_until("it acts", lambda: acted(other), 60, lambda: other.log)
+        finally:
+            leader.popen.send_signal(signal.SIGCONT)
+        assert leader.popen.wait(20) == 1
+        assert not acted(leader)
+        assert holder(stage)["holderIdentity"] == "second"

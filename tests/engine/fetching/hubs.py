@@ -49,11 +49,11 @@ def running_hub(root: Path, token: str | None = None, **faults: Any) -> Iterator
         hub.server_close()
 
 
-def start_fetch(hub_url: str, uri: str, target: Path) -> subprocess.Popen[str]:
+def start_fetch(hub_url: str, uri: str, target: Path, **variables: str) -> subprocess.Popen[str]:
     """Start `python -m conveyor_engine fetch`. Its termination message is beside the models."""
     command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", uri, "--target", str(target)]
     command += ["--task", "none"]
-    variables = {"HF_ENDPOINT": hub_url, "TERMINATION_LOG": str(target.parent.parent / "termination")}
+    variables |= {"HF_ENDPOINT": hub_url, "TERMINATION_LOG": str(target.parent.parent / "termination")}
     return subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
 
 

@@ -259,6 +259,15 @@ def test_the_password_of_a_mirror_is_not_shown(fetch_from: Fetch, target: Path) 
     assert "PASSWORD" not in str(caught.value)
 
 
+def test_the_hub_sees_only_requests_for_the_model(hub: Hub, target: Path) -> None:
+    fetching = start_fetch(hub.url, "hf://org/tiny", target, HF_HUB_DISABLE_TELEMETRY="1")  # as the operator sets it
+    _, log = fetching.communicate(timeout=60)
+    assert fetching.returncode == 0, log
+    wanted = re.compile(r"/api/models/org/tiny/(revision|tree)/[^/]+|/org/tiny/resolve/[0-9a-f]{40}/.+")
+    assert hub.requests
+    assert [request.path for request in hub.requests if not wanted.fullmatch(request.path)] == []
+
+
 def test_the_token_does_not_leave_the_hub(fetch_from: Fetch, root: Path, target: Path) -> None:
     with running_hub(root) as storage, running_hub(root, token="secret", storage=storage.url) as hub:
         fetch_from(hub.url, "hf://org/tiny", target, token="secret")

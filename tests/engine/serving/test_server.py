@@ -327,3 +327,19 @@ def test_a_port_in_use_says_so(chat_model: Path, tmp_path: Path) -> None:
     ):
         assert server.wait_exit() == 2
         assert "cannot listen" in server.termination()["message"]
+
+
+def test_the_log_has_nothing_that_a_client_sends(start: Start) -> None:
+    marker = "marker-of-a-client"
+    server = start(REAL)
+    completion = {"prompt": marker, "user": marker, "stop": [marker], "max_tokens": 2}
+    assert server.post("/v1/completions", completion, Authorization=f"Bearer {marker}").status_code == 200
+    chat = {"messages": [{"role": "user", "content": marker}], "max_tokens": 2}
+    assert server.post(f"/v1/chat/completions?key={marker}", chat).status_code == 200
+    assert server.post("/v1/completions", f'{{"prompt": "{marker}'.encode()).status_code == 400
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": marker}).status_code == 400
+    assert server.get(f"/{marker}").status_code == 404
+    server.terminate()
+    assert server.wait_exit() == 0
+    assert "listening" in server.log
+    assert marker not in server.log

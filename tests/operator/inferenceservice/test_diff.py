@@ -1,0 +1,17 @@
+"""Tests that a tool which compares a service with its file finds no difference after a reconcile."""
+
+import json
+from pathlib import Path
+
+from tests.kubectl import kubectl
+from tests.operator.stage import Stage, make_service
+
+
+def test_kubectl_diff_is_empty_after_a_reconcile(stage: Stage, kubeconfig: Path, tmp_path: Path) -> None:
+    file = tmp_path / "service.json"
+    file.write_text(json.dumps(make_service()))
+    kubectl(kubeconfig, stage.space.namespace, "apply", f"--filename={file}")
+    with stage.operator():
+        stage.space.wait_children("qwen")
+        assert stage.space.wait_observed("qwen")["metadata"]["generation"] == 1
+    assert kubectl(kubeconfig, stage.space.namespace, "diff", f"--filename={file}") == ""
