@@ -100,7 +100,8 @@ def build_past(lines: TimeLines, span: str, spans: Sequence[str], chosen: float 
     began, ended = times[0], times[-1]
     step = max(1, 1000 * (ended - began) // max(1, len(times) - 1)) / 1000  # rounded down, so the last time is a step
     mark = WIDTH * (times[point] - began) / (ended - began) if ended > began else 0.0
-    return Past(spans, span, began, ended, step, times[point], at, state, charts, round(mark, 1), problem)
+    first, last, chosen = (round(each, 3) for each in (began, ended, times[point]))  # as browsers write steps exactly
+    return Past(spans, span, first, last, step, chosen, at, state, charts, round(mark, 1), problem)
 
 
 def _show(name: str, value: float) -> str:

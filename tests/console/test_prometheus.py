@@ -184,5 +184,8 @@ async def test_a_chosen_time_stays_the_same_while_the_lines_go_on() -> None:
     assert build_past(lines, "15m", list(SPANS), 7.0, "").chosen == 1025
     assert build_past(lines, "15m", list(SPANS), 1e300, "").chosen == 1925
     assert [parse_time(text) for text in ("1100", "12.5", "", "x", "nan", "inf")] == [1100, 12.5, *[None] * 4]
+    fine = build_past(TimeLines([1796032096.0262773, 1796032105.6710763], {}), "15m", list(SPANS), None, "")
+    slider = fine.first, fine.last, fine.step, fine.chosen
+    assert slider == (1796032096.026, 1796032105.671, 9.644, 1796032105.671), "browsers reject values between steps"
     empty = build_past(TimeLines((), {}), "15m", list(SPANS), 5.0, "")
     assert (empty.at, empty.state) == ("", [])
