@@ -35,8 +35,12 @@ from conveyor_kube.wanted_json import Event, Json, Named, Page, Status, decode, 
 logger = logging.getLogger(__name__)
 
 _JSON: Final = "application/json"
-# The API server accepts no object above 3 MiB, so a page stays below 32 MiB.
+# The API server accepts no object above 3 MiB, so a page of so many stays below 32 MiB.
 _PAGE_ITEMS: Final = 10
+# etcd counts all objects that follow for each page. So pages of small objects grow, or 100,000 would take minutes.
+_MAX_PAGE_ITEMS: Final = 500
+_SMALL_PAGE_BYTES: Final = 1 << 20
+_LARGE_PAGE_BYTES: Final = 8 << 20  # a page that has grown is read up to here, then again with fewer objects
 _MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
 _WATCH_SECONDS: Final = (2700, 3600)  # random, so that not all gateways list at the same time
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
@@ -186,11 +190,22 @@ class _Watch:
     async def _list(self) -> str:
         """List the collection into the sink. Returns the resource version to watch from."""
         keys: set[str] = set()  # not the objects, because there may be many large ones
-        query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
+        limit, largest = _PAGE_ITEMS, _MAX_PAGE_ITEMS
+        query = dict(self._collection.selector)
         while True:
-            async with open_page(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
-                page = await decode(await _read_page(response.content), Page)
+            query["limit"] = str(limit)
+            try:
+                async with open_page(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
+                    max_bytes = _MAX_TEXT_BYTES if limit == _PAGE_ITEMS else _LARGE_PAGE_BYTES
+                    text = await read_answer(response.content, max_bytes)
+            except AnswerTooLong as error:
+                if limit == _PAGE_ITEMS:
+                    raise _too_long() from error
+                limit = largest = _PAGE_ITEMS
+                continue
+            page = await decode(text, Page)
             self._note_answer()
+            limit = min(2 * limit, largest) if len(text) <= _SMALL_PAGE_BYTES else _PAGE_ITEMS
             for item in page.items or ():
                 keys.add(self._sink.put(decode_item(item, self._collection.shape)))
                 await asyncio.sleep(0)  # lets the event loop serve other requests
@@ -214,13 +229,6 @@ class _Watch:
 
     def _note_answer(self) -> None:
         self._state.received_at = time.monotonic()
-
-
-async def _read_page(content: aiohttp.StreamReader) -> bytearray:
-    try:
-        return await read_answer(content, _MAX_TEXT_BYTES)
-    except AnswerTooLong as error:
-        raise _too_long() from error
 
 
 async def read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:

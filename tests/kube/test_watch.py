@@ -140,9 +140,22 @@ async def test_a_watch_that_falls_silent_is_given_up_and_listed_again(
     await until(lambda: followed.knows("new"))
 
 
-async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conveyor_kube.watch._PAGE_ITEMS", 2)
-    names = [f"service-{number}" for number in range(5)]
+@pytest.mark.parametrize(
+    ("sizes", "limits"),
+    [
+        ({}, [2, 4, 8]),
+        ({"_SMALL_PAGE_BYTES": 0}, [2, 2, 2, 2]),
+        ({"_LARGE_PAGE_BYTES": 100}, [2, 4, 2, 2, 2]),
+        ({"_MAX_PAGE_ITEMS": 3}, [2, 3, 3]),
+    ],
+    ids=["small", "large", "too-large", "many"],
+)
+async def test_a_long_list_is_read_by_pages_that_grow_while_they_are_small(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], limits: list[int]
+) -> None:
+    for name, value in {"_PAGE_ITEMS": 2, **sizes}.items():
+        monkeypatch.setattr(f"conveyor_kube.watch.{name}", value)
+    names = [f"service-{number}" for number in range(7)]
     for name in names:
         await asyncio.to_thread(followed.cluster.apply_service, name)
     await until(lambda: followed.knows(*names))
@@ -151,9 +164,8 @@ async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch:
     followed.proxy.end_watches()
     await until(lambda: followed.knows(*names))
     pages = [path for path in followed.proxy.lists[before:] if PLURAL in path]
-    assert len(pages) == 3
-    assert all("limit=2" in page for page in pages)
-    assert ["continue=" in page for page in pages] == [False, True, True]
+    assert [int(page.split("limit=")[1].split("&")[0]) for page in pages] == limits
+    assert ["continue=" in page for page in pages] == [False] + [True] * (len(limits) - 1)
 
 
 async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> None:
