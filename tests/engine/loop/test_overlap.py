@@ -153,7 +153,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
     class Counts:
         """Counts the maximum number of steps that were begun and not read."""
 
-        facts, extra_warmup_tokens = make_facts(device=device), 0
+        facts, extra_warmup_tokens = make_facts(device=device), ()
         num_open = most = 0
 
         def begin(self, plan: StepPlan) -> Sample:
@@ -177,7 +177,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
 
 def test_the_thread_that_begins_steps_is_the_one_that_is_warmed_up() -> None:
     class Notes(PretendedModel):
-        facts, extra_warmup_tokens = make_facts(), 0
+        facts, extra_warmup_tokens = make_facts(), ()
         threads: ClassVar[set[threading.Thread]] = set()
 
         def begin(self, plan: StepPlan) -> Sample:
@@ -264,7 +264,7 @@ def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
         """Objects that only a garbage collection could free if they were in a cycle."""
 
     class TooLarge(PretendedModel):
-        facts, extra_warmup_tokens = make_facts(), 0
+        facts, extra_warmup_tokens = make_facts(), ()
         held: ClassVar[WeakSet[Activations]] = WeakSet()
         num_failed = 0
 

@@ -80,7 +80,7 @@ def test_of_long_texts_the_beginning_counts() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{}", b"[]", b"{", b'{"prompt": "\\ud800"}',
+        b"", b"{}", b"[]", b"{",
         b'{"prompt": "a", "max_tokens": "many"}', b'{"prompt": "%s"}' % (b"x" * MAX_ROUTED_BYTES),
     ],
 )  # fmt: skip

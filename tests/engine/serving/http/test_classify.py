@@ -178,9 +178,10 @@ def test_what_cannot_be_classified_is_refused_by_name(
     assert len(answer.content) < 1000
 
 
-def test_text_that_is_no_unicode_is_refused(labels_one: Served) -> None:
-    answer = labels_one.server.post("/predict", b'{"inputs": "\\ud800"}')
-    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json")
+def test_text_that_is_no_unicode_is_replaced(labels_one: Served) -> None:
+    answers = [labels_one.server.post("/predict", b'{"inputs": "\\u%s"}' % code) for code in (b"d800", b"fffd")]
+    assert answers[0].status_code == 200
+    assert answers[0].json() == answers[1].json()
 
 
 @pytest.mark.parametrize("path", PATHS)
