@@ -1,9 +1,11 @@
 """Fixtures of the stories: a namespace for each, its clean-up, and a dump of all objects if a story fails."""
 
+import os
 import re
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,12 @@ from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_de
 @pytest.fixture(scope="session", autouse=True)
 def _only_our_cluster() -> None:
     kube.require_our_cluster()
+
+
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl finds the plugin beside the Python that runs the stories."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 # Stories with these marks run only if `-m` names the mark.

@@ -3,13 +3,10 @@ why, why a request was slow, and who used what, and sees nothing of another team
 
 import asyncio
 import json
-import os
 import re
-import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -23,12 +20,6 @@ from e2e.services import provide_namespace, service
 MAX_MEMORY = 100 << 20
 LONG = {"messages": [{"role": "user", "content": "Tell me about lists."}], "max_tokens": 200, "ignore_eos": True}
 KINDS = "inferenceservices.conveyor.dev,apikeys.conveyor.dev,events"
-
-
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds the plugin beside the Python that runs the stories."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,12 +33,6 @@ MINE = {
         "metrics": [IN_FLIGHT],
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds the plugin beside the Python that runs the stories."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def test_a_cluster_that_has_conveyor_lacks_nothing() -> None:

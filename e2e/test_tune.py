@@ -5,10 +5,7 @@ Both commands reach the engines by `kubectl port-forward` and the API server's p
 
 import asyncio
 import json
-import os
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +19,6 @@ from e2e.services import service
 BODY = {"model": "tuned", "max_tokens": 20, "min_tokens": 20, "temperature": 0.8}
 DECLARED = {"inputTokens": {"p50": 16, "p95": 64}, "outputTokens": {"p50": 100, "p95": 400}}
 LOAD = ("--input-tokens", "32", "--output-tokens", "8", "--rate", "1,2", "--seconds", "10", "--max-batch-size", "2")
-
-
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds the plugin beside the Python that runs the stories."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.mark.nightly

@@ -5,12 +5,9 @@ The clients are OpenAI's. The last story turns the engines' own check on, which 
 
 import asyncio
 import json
-import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import openai
@@ -26,12 +23,6 @@ from e2e.services import provide_namespace, service
 
 REVOKED_SECONDS = 2.0
 LIMIT = 4  # requests a minute. With two gateways, each allows two
-
-
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl finds the plugin beside the Python that runs the stories."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -33,6 +33,16 @@ DTYPES = pytest.mark.parametrize(
 )
 
 
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).to(DEVICE)
+
+
+def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
+    assert actual.shape == exact.shape
+    error = (actual.double() - exact).abs().max() / exact.abs().max()
+    assert error < TOLERANCE[actual.dtype], f"differ by {error:.1e}"
+
+
 def in_types(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
     """Parametrize `dtype` and these names: every case in float32, and in bfloat16 on a GPU.
 

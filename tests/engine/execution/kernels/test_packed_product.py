@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, assert_close, random
 from torch.nn import functional
 
 from conveyor_engine.execution.kernels import packed_product
@@ -48,16 +48,6 @@ def make(kind: Kind, group: int, has_zeros: bool = False, size: int = SIZE) -> t
     assert packed is not None
     assert (packed.out_features, packed.in_features, packed.group) == (size, COLUMNS, group)
     return packed, (values * scales.repeat_interleave(group, 1)).to(DEVICE)
-
-
-def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape).to(dtype).to(DEVICE)
-
-
-def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
-    assert actual.shape == exact.shape
-    error = (actual.double() - exact).abs().max() / exact.abs().max()
-    assert error < TOLERANCE[actual.dtype], f"differ by {error:.1e}"
 
 
 @CASES

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, assert_close, random
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
@@ -32,16 +32,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:Run
 def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-
-
-def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape).to(dtype).to(DEVICE)
-
-
-def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
-    assert actual.shape == exact.shape
-    error = (actual.double() - exact).abs().max() / exact.abs().max()
-    assert error < TOLERANCE[actual.dtype], f"differ by {error:.1e}"
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:

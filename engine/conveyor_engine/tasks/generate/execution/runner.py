@@ -234,10 +234,7 @@ class GenerateRunner(Runner):
 
     @property
     def extra_warmup_tokens(self) -> Sequence[int]:
-        """Return the tokens of extra warm-up steps: if the Triton kernels run, those of which they have variants.
-
-        For up to four rows, a layer uses other kernels (`kernels.few_rows`) than for more.
-        """
+        """Return the tokens of extra warm-up steps: those of which Triton kernels have variants."""
         return (1, 2, 4, *list_variants(self.model)) if kernels.why_missing(self.device) is None else ()
 
     @property
