@@ -23,7 +23,7 @@ in the decoding. Each gateway keeps the receipts of its last 10,000 requests. Th
 port-forward`, so you need the right to create pods/portforward in the namespace of the gateways."""
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
-_MAX_PAGE_BYTES: Final = 1 << 16
+_MAX_PAGE_BYTES: Final = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,21 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show_why(connect: Callable[[], Cluster], flags: argparse.Namespace, show: Callable[[str], None]) -> int:
     """Run the command and return its exit code. Raises Unanswered. connect: called unless flags name gateways."""
-    receipt = asyncio.run(_find(connect, flags))
-    built: Any = msgspec.to_builtins(receipt)
-    if receipt.used is not None and receipt.used.receipt is not None:
-        built["used"]["receipt"] = msgspec.structs.asdict(receipt.used.receipt)
-    show(json.dumps(built, indent=2) if flags.output == "json" else explain_receipt(receipt))
+    for receipt in asyncio.run(_find(connect, flags)):
+        show(_write_json(receipt) if flags.output == "json" else explain_receipt(receipt))
     return 0
 
 
-async def _find(connect: Callable[[], Cluster], flags: argparse.Namespace) -> RequestReceipt:
-    num_gateways = 0
+def _write_json(receipt: RequestReceipt) -> str:
+    built: Any = msgspec.to_builtins(receipt)
+    if receipt.used is not None and receipt.used.receipt is not None:
+        built["used"]["receipt"] = msgspec.structs.asdict(receipt.used.receipt)
+    return json.dumps(built, indent=2)
+
+
+async def _find(connect: Callable[[], Cluster], flags: argparse.Namespace) -> list[RequestReceipt]:
+    """Return the receipts of all gateways, that of the request that ended last first."""
+    num_gateways, found = 0, list[RequestReceipt]()
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
         async for url in _list_gateways(connect, flags):
             num_gateways += 1
-            if (receipt := await _fetch(session, url, flags.request_id)) is not None:
-                return receipt
+            found += await _fetch(session, url, flags.request_id)
+    if found:
+        return sorted(found, key=lambda receipt: receipt.ended_unix, reverse=True)
     if not num_gateways:
         raise Unanswered(f"no gateway runs in the namespace {flags.system_namespace}; name it with --system-namespace")
     raise Unanswered(
@@ -82,15 +88,15 @@ async def _list_gateways(connect: Callable[[], Cluster], flags: argparse.Namespa
                 yield url
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str, request_id: str) -> RequestReceipt | None:
-    """Return the receipt; None if this gateway does not keep it."""
+async def _fetch(session: aiohttp.ClientSession, url: str, request_id: str) -> list[RequestReceipt]:
+    """Return the receipts that this gateway keeps: one for each service that had a request with the id."""
     try:
         async with session.get(f"{url}{names.RECEIPT_PATH}?{urlencode({'id': request_id})}") as response:
             body = bytes(await read_answer(response.content, _MAX_PAGE_BYTES))
             if response.status == 404:
-                return None
+                return []
             if response.status != 200:
                 raise Unanswered(f"{url} answers {response.status}")
-            return msgspec.json.decode(body, type=RequestReceipt)
+            return msgspec.json.decode(body, type=list[RequestReceipt])
     except (aiohttp.ClientError, TimeoutError, AnswerTooLong, msgspec.DecodeError) as error:
         raise Unanswered(f"{url}: {error or type(error).__name__}") from error

@@ -104,8 +104,9 @@ class Gateways:
         return find_newest(await self.read_receipts(request_id))
 
     async def read_receipts(self, request_id: str) -> list[RequestReceipt]:
-        """Return the receipts of requests with an id, one for each gateway that has one. Clients choose ids."""
-        return await self._read_all(RECEIPT_PATH, {"id": request_id}, RequestReceipt)
+        """Return the receipts of requests with an id, one for each service and gateway. Clients choose ids."""
+        pages = await self._read_all(RECEIPT_PATH, {"id": request_id}, list[RequestReceipt])
+        return [receipt for page in pages for receipt in page]
 
     async def _read_steps(self, service: str) -> dict[str, list[StepRecord]]:
         for gateway in random.sample(self._gateways, len(self._gateways)):

@@ -167,7 +167,7 @@ async def test_a_newer_receipt_of_another_namespace_with_the_same_id_hides_none(
     """Clients choose ids, so those of another namespace can send the same one to another gateway."""
     runners, seen = [], f"{cluster.namespace}/qwen"
     for name, service, ended in (("older", seen, 1.0), ("newer", "hidden/secret", 2.0)):
-        receipt = msgspec.json.encode(msgspec.structs.replace(RECEIPT, service=service, ended_unix=ended))
+        receipt = msgspec.json.encode([msgspec.structs.replace(RECEIPT, service=service, ended_unix=ended)])
 
         async def answer(_request: web.BaseRequest, receipt: bytes = receipt) -> web.StreamResponse:
             return web.Response(body=receipt)

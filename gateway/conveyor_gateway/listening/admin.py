@@ -146,11 +146,11 @@ class AdminApp:
 
     async def _send_receipt(self, request: BaseRequest) -> Response:
         request_id = request.query.get("id", "")
-        receipt = self._receipts.find(request_id)
-        if receipt is None:
+        receipts = self._receipts.find(request_id)
+        if receipts is None:
             words = f"this gateway keeps no receipt of a request with the id {request_id[:128]!r}"
             raise GatewayError(words, Code.RECEIPT_NOT_FOUND)
-        return Response(body=receipt, content_type="application/json")
+        return Response(body=receipts, content_type="application/json")
 
     async def _send_metrics(self, request: BaseRequest) -> StreamResponse:
         return await send_pieces(request, "text/plain; version=0.0.4; charset=utf-8", self._metrics.write_page())

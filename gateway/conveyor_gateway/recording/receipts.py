@@ -1,4 +1,7 @@
-"""The receipts of the last requests, by request id. `record` adds them, and `listening.admin` returns them."""
+"""The receipts of the last requests, by request id and service. `record` adds them, and `listening.admin` returns them.
+
+Clients choose the ids: one that repeats the id of another service's request replaces no receipt of it.
+"""
 
 import asyncio
 import heapq
@@ -12,8 +15,9 @@ from conveyor_protocol.usage import RequestReceipt, SlowestReceipts
 RECEIPTS_MAX: Final = 10_000
 MAX_BYTES: Final = 8 << 20
 _SLOWEST: Final = 10
+_SERVICES_MAX: Final = 50  # of one request id
 _READ_A_TURN: Final = 500
-_ENTRY_BYTES: Final = 250  # roughly what Python keeps for an entry besides its text
+_ENTRY_BYTES: Final = 500  # roughly what Python keeps for an entry besides its text
 
 
 class _Brief(msgspec.Struct):
@@ -28,22 +32,29 @@ class Receipts:
 
     def __init__(self, max_number: int = RECEIPTS_MAX, max_bytes: int = MAX_BYTES) -> None:
         self._max_number, self._max_bytes = max_number, max_bytes
-        self._encoded: dict[str, bytes] = {}  # the oldest first
+        self._encoded: dict[tuple[str, str], bytes] = {}  # by id and service, the oldest first
+        self._services: dict[str, list[str]] = {}  # by id, the oldest receipt first
         self._num_bytes = 0
 
     def add(self, receipt: RequestReceipt) -> None:
-        """Add a receipt. The oldest ones are dropped, and one of an earlier request with the same id."""
-        request_id, encoded = receipt.request_id, msgspec.json.encode(receipt)
-        if request_id in self._encoded:
-            self._drop(request_id)
-        self._encoded[request_id] = encoded
-        self._num_bytes += _count_bytes(request_id, encoded)
+        """Add a receipt. The oldest ones are dropped, and one of an earlier request of the service with the same id."""
+        key, encoded = (receipt.request_id, receipt.service), msgspec.json.encode(receipt)
+        if key in self._encoded:
+            self._drop(key)
+        services = self._services.setdefault(receipt.request_id, [])
+        if len(services) >= _SERVICES_MAX:
+            self._drop((receipt.request_id, services[0]))
+        services.append(receipt.service)
+        self._encoded[key] = encoded
+        self._num_bytes += _count_bytes(key, encoded)
         while len(self._encoded) > self._max_number or self._num_bytes > self._max_bytes:
             self._drop(next(iter(self._encoded)))
 
     def find(self, request_id: str) -> bytes | None:
-        """Return the JSON of the receipt; None if there is none."""
-        return self._encoded.get(request_id)
+        """Return a JSON list of the last receipt of each service, the oldest first; None if there is none."""
+        if (services := self._services.get(request_id)) is None:
+            return None
+        return b"[%b]" % b",".join(self._encoded[request_id, service] for service in services)
 
     async def find_slowest(self, service: str) -> SlowestReceipts:
         """Return the slowest requests of a service, the slowest first. Other requests are served in between."""
@@ -60,9 +71,14 @@ class Receipts:
         found = [msgspec.json.decode(encoded, type=RequestReceipt) for *_, encoded in sorted(slowest, reverse=True)]
         return SlowestReceipts(found, number)
 
-    def _drop(self, request_id: str) -> None:
-        self._num_bytes -= _count_bytes(request_id, self._encoded.pop(request_id))
+    def _drop(self, key: tuple[str, str]) -> None:
+        request_id, service = key
+        self._num_bytes -= _count_bytes(key, self._encoded.pop(key))
+        services = self._services[request_id]
+        services.remove(service)
+        if not services:
+            del self._services[request_id]
 
 
-def _count_bytes(request_id: str, encoded: bytes) -> int:
-    return _ENTRY_BYTES + len(request_id) + len(encoded)
+def _count_bytes(key: tuple[str, str], encoded: bytes) -> int:
+    return _ENTRY_BYTES + sum(map(len, key)) + len(encoded)

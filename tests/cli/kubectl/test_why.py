@@ -1,6 +1,7 @@
 """Tests `kubectl conveyor why` with a real gateway, whose admin port it reads by URL."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -53,6 +54,23 @@ async def test_the_page_s_command_reads_a_receipt(
             pass
     assert await why(stack, request_id) == 0
     assert capsys.readouterr().out.startswith(f"{stack.key} answered {request_id} with 200 in ")
+
+
+async def test_each_service_that_had_the_id_has_a_sentence(
+    stack: Stack, http: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await stack.apply_service()  # it also applies the service `later`, which has no engine
+    other = stack.key.replace("/qwen", "/later")
+    for service in (stack.key, other):
+        url = stack.completions.replace(stack.key, service)
+        with contextlib.suppress(TimeoutError):
+            await http.post(url, data=b"{}", headers={"X-Request-Id": "twice"}, timeout=aiohttp.ClientTimeout(0.3))
+    lines: list[str] = []
+    for _ in range(5):
+        await asyncio.sleep(0.5)
+        await why(stack, "twice")
+        lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [other, stack.key]
 
 
 async def test_a_request_that_no_gateway_knows_is_an_error(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:

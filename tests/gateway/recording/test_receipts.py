@@ -2,7 +2,7 @@
 
 import json
 
-from conveyor_gateway.recording.receipts import MAX_BYTES, RECEIPTS_MAX, Receipts
+from conveyor_gateway.recording.receipts import _SERVICES_MAX, MAX_BYTES, RECEIPTS_MAX, Receipts
 from conveyor_protocol.usage import RequestReceipt
 
 
@@ -29,8 +29,20 @@ def test_a_later_request_with_the_same_id_replaces_the_earlier_one() -> None:
         receipts.add(make_receipt(request_id, status))
     found = receipts.find("a")
     assert found is not None
-    assert json.loads(found)["status"] == 429
+    assert [receipt["status"] for receipt in json.loads(found)] == [429]
     assert receipts.find("b") is None, "it is the oldest one now"
+
+
+def test_another_service_with_the_same_id_replaces_no_receipt() -> None:
+    receipts = Receipts(max_number=100)
+    receipts.add(make_receipt("a"))
+    for number in range(_SERVICES_MAX - 1):
+        receipts.add(make_receipt("a", service=f"other/s{number}"))
+    found = json.loads(receipts.find("a") or b"[]")
+    assert [receipt["service"] for receipt in found[:2]] == ["team/qwen", "other/s0"]
+    assert len(found) == _SERVICES_MAX
+    receipts.add(make_receipt("a", service="other/one-more"))
+    assert len(json.loads(receipts.find("a") or b"[]")) == _SERVICES_MAX, "the oldest one is dropped"
 
 
 def test_long_receipts_are_limited_by_their_bytes() -> None:
