@@ -3,7 +3,8 @@
 First in virtual time (`virtual_fairness`). Then with one real gateway, a real engine with the demo model and a real API
 server: the chats alone; beside the flood; beside so few long requests that places are always free, which no order of
 the gateway can improve; and beside the flood while the gateway takes all clients for one, so that requests go in order
-of arrival. Exits with 1 if a bar is missed. The last line is one JSON object.
+of arrival. Throughput is in tokens for each second of the engine's processor time. Exits with 1 if a bar is missed.
+The last line is one JSON object.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
 from conveyor_bench.gateway.virtual_fairness import FLOOD, Traffic, compare
+from conveyor_bench.processes import cpu_seconds
 from conveyor_load.percentiles import percentile
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
@@ -39,22 +41,27 @@ _CLIENT_HEADER = "X-Client"
 class Outcome:
     first_token_seconds: list[float] = field(default_factory=list)  # of chats
     events: int = 0  # of all clients
-    seconds: float = 0.0
+    engine_seconds: float = 0.0  # processor time
 
     @property
     def p95(self) -> float:
         return percentile(self.first_token_seconds, 95)
 
     @property
-    def events_per_second(self) -> float:
-        return self.events / self.seconds
+    def events_per_engine_second(self) -> float:
+        """Return the throughput of a busy engine, whatever else the processors do."""
+        return self.events / self.engine_seconds
 
 
 class Run:
-    """One part of the measurement. named: whether the gateway knows the clients."""
+    """One part of the measurement. engine_pid: of its process that computes. named: whether the gateway knows the
+    clients."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, traffic: Traffic, *, named: bool) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, engine_pid: int, traffic: Traffic, *, named: bool = True
+    ) -> None:
         self._http, self._url, self._traffic, self._named = http, url, traffic, named
+        self._engine_pid = engine_pid
         self._random = random.Random(1)
         self._outcome = Outcome()
         self._counts_from = time.monotonic() + traffic.skipped_seconds
@@ -66,10 +73,12 @@ class Run:
             clients = [tasks.create_task(self._chat(f"chat-{number}")) for number in range(traffic.chats)]
             if has_flood:
                 clients += [tasks.create_task(self._flood()) for _ in range(traffic.flood_requests)]
-            await asyncio.sleep(traffic.seconds)
+            await asyncio.sleep(traffic.skipped_seconds)
+            used = cpu_seconds(self._engine_pid)
+            await asyncio.sleep(traffic.seconds - traffic.skipped_seconds)
+            self._outcome.engine_seconds = cpu_seconds(self._engine_pid) - used
             for client in clients:
                 client.cancel()
-        self._outcome.seconds = traffic.seconds - traffic.skipped_seconds
         return self._outcome
 
     async def _chat(self, client: str) -> None:
@@ -104,26 +113,27 @@ class Run:
             raise RuntimeError(f"a stream was cut: {last!r}")
 
 
-async def measure(url: str, traffic: Traffic, rounds: int) -> dict[str, Any]:
+async def measure(url: str, engine_pid: int, traffic: Traffic, rounds: int) -> dict[str, Any]:
     """Run the four parts in turns. Return the medians of the ratios."""
     p95s, floors, throughputs, seconds = [], [], [], list[dict[str, float]]()
     few = replace(traffic, flood_requests=traffic.batch_size * 2 // 3)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
         for _ in range(rounds):
-            alone = await Run(http, url, traffic, named=True).run(has_flood=False)
-            fair = await Run(http, url, traffic, named=True).run(has_flood=True)
-            free = await Run(http, url, few, named=True).run(has_flood=True)
-            unfair = await Run(http, url, traffic, named=False).run(has_flood=True)
+            alone = await Run(http, url, engine_pid, traffic).run(has_flood=False)
+            fair = await Run(http, url, engine_pid, traffic).run(has_flood=True)
+            free = await Run(http, url, engine_pid, few).run(has_flood=True)
+            unfair = await Run(http, url, engine_pid, traffic, named=False).run(has_flood=True)
             floors.append(free.p95 / alone.p95)
             p95s.append(fair.p95 / alone.p95)
-            throughputs.append(fair.events_per_second / unfair.events_per_second)
+            throughputs.append(fair.events_per_engine_second / unfair.events_per_engine_second)
             seconds.append({"alone": alone.p95, "fair": fair.p95, "free": free.p95, "unfair": unfair.p95})
     return {
         "p95_seconds": seconds,
         "p95_ratio": sorted(p95s)[rounds // 2],
         "p95_ratio_with_free_places": sorted(floors)[rounds // 2],
         "throughput_ratio": sorted(throughputs)[rounds // 2],
+        "throughput_ratios": throughputs,
     }
 
 
@@ -142,7 +152,8 @@ def run(traffic: Traffic, rounds: int) -> dict[str, Any]:
             with GatewayProcess(plane.kubeconfig, *arguments) as gateway:
                 ready = {"namespace": "default", "inference_service": "demo"}
                 wait_until("its engine", lambda: gateway.metric("conveyor_gateway_engines", **ready) == 1)
-                return asyncio.run(measure(f"{gateway.url}/default/demo/v1/completions", traffic, rounds))
+                url = f"{gateway.url}/default/demo/v1/completions"
+                return asyncio.run(measure(url, engine.engine_pid, traffic, rounds))
 
 
 def judge(result: dict[str, Any]) -> dict[str, bool]:
