@@ -62,7 +62,7 @@ class ModelStatus(_StatusModel):
     """Task of the model: `spec.task`, or the one detected from its files."""
     quantization: Annotated[str, Field(max_length=63)] | None = None
     """Format of quantized weights, as the model's files name it. Conveyor's engine computes with
-    16 bits, except with some formats on CPUs."""
+    16 bits, except with some formats."""
     weight_bytes: Annotated[int, Field(ge=1, le=MAX_WEIGHT_BYTES)] | None = None
     """Bytes of the weights in the model's files."""
 
