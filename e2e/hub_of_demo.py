@@ -14,13 +14,13 @@ REPOSITORY = "Qwen/Qwen3-0.6B"
 
 
 @contextmanager
-def running_hub(folder: Path, faults: Faults | None = None) -> Iterator[Hub]:
+def running_hub(folder: Path, faults: Faults | None = None, token: str | None = None) -> Iterator[Hub]:
     """Serve the hub's protocol on a free port that pods can reach. `REPOSITORY` is the demo model."""
     model = folder / REPOSITORY
     model.parent.mkdir(parents=True, exist_ok=True)
     if not model.exists():
         model.symlink_to(demo_model_directory())
-    hub = Hub((host_address(), 0), folder, faults=faults)
+    hub = Hub((host_address(), 0), folder, token, faults)
     thread = threading.Thread(target=hub.serve_forever)
     thread.start()
     try:

@@ -98,10 +98,23 @@ def find_volume(volume: Object, namespace: str, places: Places, objects: Objects
         return _write_files(own / "config-maps" / source["name"], _read_config_map(objects, namespace, source["name"]))
     if source := volume.get("secret"):
         secret = source["secretName"]
-        return _write_files(own / "secrets" / secret, _read_secret(objects, namespace, secret))
+        return _write_files(own / "secrets" / secret, _select_files(source, namespace, objects))
     folder: Path = own / "volumes" / volume["name"]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _select_files(source: Object, namespace: str, objects: Objects) -> dict[str, bytes]:
+    """Return the files of a Secret's volume: all keys, or the keys of `items` under their paths. Raises Missing."""
+    try:
+        files = _read_secret(objects, namespace, source["secretName"])
+    except Missing:
+        if source.get("optional"):
+            return {}
+        raise
+    if "items" not in source:
+        return files
+    return {item["path"]: files[item["key"]] for item in source["items"] if item["key"] in files}
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> Path:

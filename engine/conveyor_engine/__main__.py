@@ -57,6 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         "pvc://... or oci://...: only check the files that are mounted at the target",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
+    fetch.add_argument(
+        "--credentials",
+        default="",
+        metavar="FOLDER",
+        help="a mounted Secret, in a folder with its name. Its files are HF_TOKEN for hf://; for s3:// they are "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL",
+    )
     fetch.add_argument("--adapter", default="", metavar="NAME", help="the name of the LoRA adapter that is fetched")
     fetch.add_argument(
         "--task",
@@ -112,7 +119,7 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.command == "fetch":
         from conveyor_engine.fetching.fetch import fetch
 
-        fetch(flags.uri, flags.target, flags.adapter, flags.task)
+        fetch(flags.uri, flags.target, flags.adapter, flags.task, flags.credentials)
         if not flags.adapter:
             write_facts(Path(flags.target))
     else:

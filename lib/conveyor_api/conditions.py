@@ -93,8 +93,8 @@ class Reason(StrEnum):
     CHILD_NOT_OWNED = "ChildNotOwned"
     CONTESTED = "Contested"
     CLAIM_NOT_FOUND = "ClaimNotFound"
-    SECRET_NOT_FOUND = "SecretNotFound"
-    # The model is missing or cannot be used; the engine reports it.
+    # The model is missing or cannot be used; the engine reports it. Kubernetes also reports SECRET_NOT_FOUND.
+    SECRET_NOT_FOUND = FailureReason.SECRET_NOT_FOUND.value
     MODEL_NOT_FOUND = FailureReason.MODEL_NOT_FOUND.value
     MODEL_DOWNLOAD_FAILED = FailureReason.MODEL_DOWNLOAD_FAILED.value
     MODEL_UNREADABLE = FailureReason.MODEL_UNREADABLE.value
@@ -204,7 +204,6 @@ POD_FAILURES: Final = (
     Reason.CHILD_NOT_OWNED,
     Reason.CONTESTED,
     Reason.CLAIM_NOT_FOUND,
-    Reason.SECRET_NOT_FOUND,
     *sorted(MODEL_FAILURES),
     *sorted(ENGINE_FAILURES),
     Reason.IMAGE_PULL_FAILED,

@@ -106,9 +106,10 @@ CALLERS_KEY: Final = "callers.json"
 CALLERS_PATH: Final = f"/etc/conveyor-callers/{CALLERS_KEY}"  # the accounts that may use the engine
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
+CREDENTIALS_PATH: Final = "/etc/conveyor-credentials"  # of a fetch; a folder for the Secret, with its name
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
 HUB_TOKEN_KEY: Final = "token"  # key of a Secret, unless secretRef names another
-# Keys of a Secret, which become variables of the model download: required ones, then optional ones.
+# Keys of a Secret, which are files of the model download: required ones, then optional ones.
 BUCKET_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 BUCKET_OPTIONAL_KEYS: Final = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 CONFIG_VOLUME: Final = "config"
@@ -117,6 +118,7 @@ ADAPTERS_VOLUME: Final = "adapters"  # downloaded adapters, if the model's volum
 ADAPTER_VOLUME: Final = "adapter"  # followed by a number
 ADAPTER_LIST_VOLUME: Final = "adapter-list"
 CALLERS_VOLUME: Final = "conveyor-callers"
+CREDENTIALS_VOLUME: Final = "conveyor-credentials"  # followed by the name of the fetch container
 SHARED_MEMORY_VOLUME: Final = "shared-memory"
 SCRATCH_VOLUME: Final = "scratch"
 FIXED_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME)

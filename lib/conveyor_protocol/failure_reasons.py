@@ -11,6 +11,7 @@ class FailureReason(StrEnum):
     """A reason in CamelCase, as usual in Kubernetes."""
 
     # The model is missing or cannot be used.
+    SECRET_NOT_FOUND = "SecretNotFound"  # of its credentials; the operator also reports it for other Secrets
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     MODEL_UNREADABLE = "ModelUnreadable"
@@ -28,6 +29,7 @@ class FailureReason(StrEnum):
 
 OF_THE_MODEL: Final = frozenset(
     {
+        FailureReason.SECRET_NOT_FOUND,
         FailureReason.MODEL_NOT_FOUND,
         FailureReason.MODEL_DOWNLOAD_FAILED,
         FailureReason.MODEL_UNREADABLE,

@@ -340,6 +340,14 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert drafts["speculation"] == {"method": "NGram", "maxTokens": 8}
 
 
+def test_credentials_of_a_csi_driver_are_taken_as_the_page_says(services: Services) -> None:
+    page = (REPOSITORY / "docs/governed.md").read_text().partition("## Credentials")[2]
+    (part,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    pod = services.create(build_body("vault", **yaml.safe_load(part)))["spec"]["pod"]
+    assert pod["volumes"][0]["csi"]["driver"] == "secrets-store.csi.k8s.io"
+    assert pod["env"][0]["value"].startswith(pod["volumeMounts"][0]["mountPath"])
+
+
 def test_the_adapters_of_the_page_are_taken(services: Services) -> None:
     page = (REPOSITORY / "docs/adapters.md").read_text()
     body = yaml.safe_load(page.partition("<<EOF\n")[2].partition("EOF\n")[0])

@@ -36,7 +36,7 @@ CACHE = {"strategy": "PVC", "size": "10Gi", "prewarm": True, "storageClassName":
 DIGEST = "@sha256:" + "0" * 64
 SERVICES: dict[str, Json] = {
     "plain": {"model": {"uri": HUB}},
-    "prewarmed": {"model": {"uri": HUB, "cache": CACHE}},
+    "prewarmed": {"model": {"uri": HUB, "cache": CACHE, "secretRef": {"name": "hub"}}},
     "volume": {"model": {"uri": "pvc://models/demo"}},
     "image": {"model": {"uri": f"oci://registry.example.com/models/demo{DIGEST}"}},
     "vllm": {

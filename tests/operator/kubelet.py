@@ -103,13 +103,13 @@ def node_lost(pod: Json) -> Json:
     return status
 
 
-def fetch_failed(pod: Json, reason: str, message: str) -> Json:
+def fetch_failed(pod: Json, reason: str, message: str, container: str = "fetch") -> Json:
     """Build a status: the fetch ended with a termination message and will be retried."""
     message_text = json.dumps({"reason": reason, "message": message})
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     return {
         "phase": "Pending",
-        "initContainerStatuses": [_container("fetch", waiting, last=terminated(1, "Error", message_text))],
+        "initContainerStatuses": [_container(container, waiting, last=terminated(1, "Error", message_text))],
         "containerStatuses": [_container("engine", {"waiting": {"reason": "PodInitializing"}})],
     }
 

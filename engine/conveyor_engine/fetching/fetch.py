@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.fetching.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, choose_adapter_files
 from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
+from conveyor_engine.fetching.credentials import use_credentials
 from conveyor_engine.fetching.downloads import MARKER, partial_of
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
@@ -59,14 +60,16 @@ _MAX_SHORT_CUTS = 20  # maximum number of successive interruptions of a file, ea
 _log = logging.getLogger(__name__)
 
 
-def fetch(uri: str, target: str, adapter: str = "", task: str = NO_TASK) -> None:
+def fetch(uri: str, target: str, adapter: str = "", task: str = NO_TASK, credentials: str = "") -> None:
     """Download the model of `uri` to the directory `target`. If the model is mounted, only check that it is there.
 
     adapter: the name of the LoRA adapter that `uri` contains in place of a model; "" for a model. Errors have it.
     task: of the engine that will serve the model; `auto`: the one that its files show; NO_TASK: of another runtime.
-    Raises StartError.
+    credentials: the folder of a mounted Secret; "" without one. Raises StartError.
     """
     try:
+        if credentials:
+            use_credentials(uri, Path(credentials))
         _fetch(uri, Path(target), NO_TASK if adapter else task, is_adapter=bool(adapter))
     except ModelError as error:
         if not adapter:

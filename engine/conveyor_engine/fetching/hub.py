@@ -1,8 +1,8 @@
 """Reads the files of a repository on the Hugging Face hub, through huggingface_hub. Used by `fetch`.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT have the same meaning as in huggingface_hub. Its
-download to a directory loses partial files when the process dies. Therefore this module uses huggingface_hub's
-`http_get`, which can resume a partial file.
+HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH, HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT have the same meaning as in
+huggingface_hub. Its download to a directory loses partial files when the process dies. Therefore this module uses
+huggingface_hub's `http_get`, which can resume a partial file.
 """
 
 import logging
@@ -173,7 +173,17 @@ def _shown_endpoint() -> str:
 
 def _token() -> str | bool:
     """Return the token. False: send none, not even a saved one. Raises ModelError, without the token in its message."""
-    token = os.environ.get("HF_TOKEN", "").strip()
+    token = os.environ.get("HF_TOKEN", "").strip() or _read_token_file()
     if not _TOKEN.fullmatch(token):
         raise failed("HF_TOKEN is not one word of ASCII characters: look at the key of its Secret")
     return token or False
+
+
+def _read_token_file() -> str:
+    path = os.environ.get("HF_TOKEN_PATH")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(errors="surrogateescape").strip()
+    except OSError as error:
+        raise failed(f"HF_TOKEN_PATH names {path}, which cannot be read: {error.strerror}") from error

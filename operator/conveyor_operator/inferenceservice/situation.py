@@ -31,7 +31,7 @@ _CONTROLLER_REASONS = {
 
 _LONG_AFTER = datetime.max.replace(tzinfo=UTC)
 
-_MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
+_MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,14 +88,26 @@ def test_what_only_a_cluster_can_run_is_refused_by_name(spec: dict[str, Any], wo
         plan(build_service(**spec), places)
 
 
-def test_a_secret_of_the_files_is_a_variable_of_the_download_alone(places: Places) -> None:
-    secret = {"metadata": {"name": "hub"}, "data": {"token": base64.b64encode(b"hf_1").decode()}}
+def test_a_secret_of_the_files_is_a_folder_of_the_download_alone(places: Places) -> None:
+    data = {"token": base64.b64encode(b"hf_1").decode(), "other": ""}
+    secret = {"metadata": {"name": "hub"}, "data": data}
     service = build_service(model={"uri": "hf://a/b", "secretRef": {"name": "hub"}})
     fetch, engine = plan(service, places, Objects(secrets={"default/hub": secret}))
-    assert fetch.environment["HF_TOKEN"] == "hf_1"
-    assert "HF_TOKEN" not in engine.environment
+    folder = Path(flags_of(fetch)["credentials"])
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"HF_TOKEN": "hf_1"}
+    assert "credentials" not in flags_of(engine)
+
+
+def test_without_its_secret_a_download_has_an_empty_folder_with_the_secret_s_name(places: Places) -> None:
+    fetch, _ = plan(build_service(model={"uri": "hf://a/b", "secretRef": {"name": "hub"}}), places)
+    folder = Path(flags_of(fetch)["credentials"])
+    assert (folder.name, list(folder.iterdir())) == ("hub", [])
+
+
+def test_a_variable_of_a_secret_that_is_missing_is_reported(places: Places) -> None:
+    variable = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     with pytest.raises(Missing, match='secret "hub" not found'):
-        plan(service, places)
+        plan(build_service(pod={"env": [variable]}), places)
 
 
 def test_variables_have_the_values_of_a_pod(places: Places) -> None:

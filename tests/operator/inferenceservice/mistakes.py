@@ -104,6 +104,7 @@ def first_ready(message: str) -> Decide:
 
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 HUB = {"uri": "hf://example/model"}
+NO_SECRET = "Secret hub does not exist in this namespace, or lacks the key of secretRef.key (token by default)"
 CUDA_SAYS = (
     "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: nvidia.com/gpu: 1), "
     "or set `device: auto` to run on the CPU"
@@ -145,8 +146,7 @@ REPORTED = (
                     "service not known"), {"model": HUB},
          on_cluster={"model": HUB}),
     Reported("`model.secretRef` names a Secret that is not there", "2 s", "SecretNotFound",
-         'container fetch cannot start: secret "hub" not found in namespace',
-         partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'), {"model": HUB},
+         NO_SECRET, fetch_failed("SecretNotFound", NO_SECRET), {"model": HUB},
          on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
     Reported("an encoder-decoder", "10 s", "UnsupportedModel",
          "t5 is an encoder-decoder; this engine runs decoder-only language models",

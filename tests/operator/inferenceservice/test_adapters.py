@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.operator.builders import build, build_file, build_one, desire, ended, make_pod
 from tests.operator.inferenceservice.test_image_volume import forbid_what_is_not_restricted
-from tests.operator.kubelet import Json, Kubelet, cannot_start, ready
+from tests.operator.kubelet import Json, Kubelet, fetch_failed, ready
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_operator.activity.adapter_states import AdapterStates
@@ -85,14 +85,20 @@ def test_an_adapter_with_a_secret_is_fetched_with_it_before_the_engine_starts() 
     assert (model["name"], sql["name"]) == ("fetch", "fetch-adapter-0")
     assert sql["command"] == [
         *("python", "-m", "conveyor_engine", "fetch", "--uri", "hf://example/sql@v1"),
-        *("--target", "/models/adapters/hf/example/sql/v1", "--adapter", "sql"),
+        *("--target", "/models/adapters/hf/example/sql/v1"),
+        *("--credentials", "/etc/conveyor-credentials/theirs", "--adapter", "sql"),
     ]
-    secrets = [
-        [each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if each["name"] == "HF_TOKEN"]
-        for container in (model, sql, *pods(SQL)["containers"])
+    assert [list_credentials(container) for container in (model, sql, *pods(SQL)["containers"])] == [
+        ["/etc/conveyor-credentials/hub"],
+        ["/etc/conveyor-credentials/theirs"],
+        [],
     ]
-    assert secrets == [["hub"], ["theirs"], []]
-    assert {key for key in sql if sql[key] != model[key]} == {"name", "command", "env"}
+    assert {key for key in sql if sql[key] != model[key]} == {"name", "command", "volumeMounts"}
+
+
+def list_credentials(container: Json) -> list[str]:
+    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+    return [path for path in paths if path.startswith("/etc/conveyor-credentials")]
 
 
 LIST = {"/adapters/list": ("adapter-list", True)}
@@ -288,8 +294,8 @@ def test_a_secret_that_is_missing_is_a_condition_with_the_adapter_s_name(stage: 
     space = stage.space
     with (
         stage.operator(),
-        Kubelet(space, lambda pod: cannot_start(pod, "fetch-adapter-0", 'secret "hub" not found')),
+        Kubelet(space, lambda pod: fetch_failed(pod, "SecretNotFound", "adapter sql: no", "fetch-adapter-0")),
     ):
         space.make_service(adapters=[SQL])
         condition = space.wait_condition("qwen", "Ready", "False", "SecretNotFound")
-        assert "of adapter sql cannot start" in condition["message"]
+        assert "adapter sql: no" in condition["message"]

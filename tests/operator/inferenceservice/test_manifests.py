@@ -194,31 +194,38 @@ def test_a_model_that_loads_for_long_gets_the_time_that_its_service_names() -> N
 
 
 def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() -> None:
-    fetch = container("fetch", model={"uri": "hf://example/model@v1", "secretRef": {"name": "hub"}})
-    assert fetch["command"][-4:] == ["--uri", "hf://example/model@v1", "--target", "/models/hf/example/model/v1"]
-    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
-    assert token in fetch["env"]
-    assert token not in container("engine", model={"uri": "hf://example/model", "secretRef": {"name": "hub"}})["env"]
-    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
+    model = {"uri": "hf://example/model@v1", "secretRef": {"name": "hub", "key": "mine"}}
+    fetch = container("fetch", model=model)
+    assert fetch["command"][-6:-2] == ["--uri", "hf://example/model@v1", "--target", "/models/hf/example/model/v1"]
+    assert fetch["command"][-2:] == ["--credentials", "/etc/conveyor-credentials/hub"]
+    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH, credentials_mount("hub")]
+    assert items_of_secret("hub", model=model) == [{"key": "mine", "path": "HF_TOKEN"}]
+    assert "credentials" not in str(container("engine", model=model))
 
 
 def test_a_bucket_s_model_is_fetched_into_the_cache_with_the_keys_of_its_secret() -> None:
     model = {"uri": "s3://models/team/qwen", "secretRef": {"name": "bucket"}}
     pod = {"env": [{"name": "AWS_ENDPOINT_URL", "value": "https://s3.example.com"}]}
     fetch = container("fetch", model=model, pod=pod)
-    assert fetch["command"][-4:] == ["--uri", "s3://models/team/qwen", "--target", "/models/s3/models/team/qwen/~model"]
-    keys = {
-        variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in fetch["env"] if "valueFrom" in variable
-    }
-    assert keys == {
-        "AWS_ACCESS_KEY_ID": {"name": "bucket", "key": "AWS_ACCESS_KEY_ID"},
-        "AWS_SECRET_ACCESS_KEY": {"name": "bucket", "key": "AWS_SECRET_ACCESS_KEY"},
-        "AWS_SESSION_TOKEN": {"name": "bucket", "key": "AWS_SESSION_TOKEN", "optional": True},
-        "AWS_REGION": {"name": "bucket", "key": "AWS_REGION", "optional": True},
-    }
+    target = "/models/s3/models/team/qwen/~model"
+    assert fetch["command"][-6:-2] == ["--uri", "s3://models/team/qwen", "--target", target]
+    assert fetch["command"][-2:] == ["--credentials", "/etc/conveyor-credentials/bucket"]
+    keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"]
+    assert items_of_secret("bucket", model=model, pod=pod) == [{"key": key, "path": key} for key in keys]
     assert pod["env"][0] in fetch["env"]
-    assert not any("valueFrom" in variable for variable in container("engine", model=model, pod=pod)["env"])
-    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
+    assert "credentials" not in str(container("engine", model=model, pod=pod))
+    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH, credentials_mount("bucket")]
+
+
+def credentials_mount(secret: str) -> dict[str, Any]:
+    path = f"/etc/conveyor-credentials/{secret}"
+    return {"name": "conveyor-credentials-fetch", "mountPath": path, "readOnly": True}
+
+
+def items_of_secret(name: str, **spec: Any) -> Any:
+    (volume,) = (each["secret"] for each in template(**spec)["spec"]["volumes"] if "secret" in each)
+    assert (volume["secretName"], volume["optional"]) == (name, True)
+    return volume["items"]
 
 
 def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:

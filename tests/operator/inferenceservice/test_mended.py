@@ -23,7 +23,6 @@ CAUSES: dict[str, Callable[[Json], Json]] = {
     "InsufficientGPU": kubelet.unschedulable,
     "Unschedulable": partial(kubelet.unschedulable, message="0/3 nodes are available: 3 Insufficient memory."),
     "ClaimNotFound": partial(kubelet.unschedulable, message=NO_CLAIM),
-    "SecretNotFound": partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'),
     "ContainerConfigInvalid": partial(kubelet.cannot_start, container="fetch", message='configmap "x" not found'),
     "CrashLoop": partial(kubelet.crashed, code=3, last_lines="boom"),
     **{reason: partial(kubelet.fetch_failed, reason=reason, message="no") for reason in sorted(MODEL_FAILURES)},

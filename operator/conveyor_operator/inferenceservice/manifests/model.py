@@ -1,10 +1,9 @@
-"""Builds the model's volume and its mount, the claim for a cache, and the fetch's credentials. Pure."""
+"""Builds the model's volume and its mount, and the claim for a cache. Pure."""
 
 from typing import Any
 
 from conveyor_api import names
-from conveyor_api.adapters import Adapter
-from conveyor_api.model import BucketModel, Cache, Model, Mounted, SecretRef, VolumeModel
+from conveyor_api.model import Cache, Mounted, VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -62,21 +61,3 @@ def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> O
         "metadata": build_metadata(owner, names.model_claim_name(owner.name)),
         "spec": content,
     }
-
-
-def build_credentials(spec: InferenceServiceSpec, fetched: Model | Adapter) -> list[Object]:
-    """Return the fetch's variables from the Secret in the spec. Variables in `pod.env` replace optional keys."""
-    reference = fetched.secret_ref
-    if reference is None:
-        return []
-    if not isinstance(fetched.source, BucketModel):
-        return [_from_secret(reference, names.HUB_TOKEN_ENV, reference.key or names.HUB_TOKEN_KEY)]
-    taken = {variable.name for variable in spec.pod.env}
-    optional = [name for name in names.BUCKET_OPTIONAL_KEYS if name not in taken]
-    return [_from_secret(reference, name, name) for name in names.BUCKET_KEYS] + [
-        _from_secret(reference, name, name, optional=True) for name in optional
-    ]
-
-
-def _from_secret(reference: SecretRef, variable: str, key: str, **more: bool) -> Object:
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": key, **more}}}

@@ -15,8 +15,13 @@ from conveyor_api.model import Model, Mounted
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.adapters import AdapterVolumes, plan_adapter_volumes
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
+from conveyor_operator.inferenceservice.manifests.credentials import (
+    build_credentials_arguments,
+    build_credentials_mount,
+    build_credentials_volume,
+)
 from conveyor_operator.inferenceservice.manifests.environment import build_environment, exempt_cluster, select_for_fetch
-from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
+from conveyor_operator.inferenceservice.manifests.model import build_model_mount, build_model_volume
 from conveyor_operator.inferenceservice.manifests.program import ENGINE, PRE_STOP_SECONDS
 from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
 from conveyor_operator.inferenceservice.manifests.scheduling import select_engines
@@ -79,35 +84,41 @@ def build_pod_template(
 
 
 def _fetch_containers(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> list[Object]:
-    model = spec.model
-    fetches = [_fetch_container(spec, FETCH_CONTAINER, model, model.source.directory, build_model_mount(spec))]
-    for number, (adapter, mount) in enumerate(adapters.fetches):
-        fetch = _fetch_container(spec, f"{FETCH_CONTAINER}-adapter-{number}", adapter, adapter.directory, mount)
-        fetches.append({**fetch, "command": [*fetch["command"], names.ADAPTER_FLAG, adapter.name]})
-    return fetches
+    return [_fetch_container(spec, *fetch) for fetch in _list_fetches(spec, adapters)]
 
 
-def _fetch_container(
-    spec: InferenceServiceSpec, name: str, fetched: Model | Adapter, target: str, mount: Object
-) -> Object:
-    """Return the container that fetches or checks a model or an adapter. mount: of the volume with `target`."""
+def _list_fetches(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> list[tuple[str, Model | Adapter, Object]]:
+    """Return the name of each fetch container, what it fetches or checks, and the mount of the volume for this."""
+    return [
+        (FETCH_CONTAINER, spec.model, build_model_mount(spec)),
+        *(
+            (f"{FETCH_CONTAINER}-adapter-{number}", adapter, mount)
+            for number, (adapter, mount) in enumerate(adapters.fetches)
+        ),
+    ]
+
+
+def _fetch_container(spec: InferenceServiceSpec, name: str, fetched: Model | Adapter, mount: Object) -> Object:
+    target, named = fetched.source.directory, list[str]()
+    if isinstance(fetched, Adapter):
+        target, named = fetched.directory, [names.ADAPTER_FLAG, fetched.name]
+    fetch = ["fetch", "--uri", fetched.uri, "--target", target, *build_credentials_arguments(fetched), *named]
     return {
         "name": name,
         "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # a fetch needs Conveyor's image
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "conveyor_engine", "fetch", "--uri", fetched.uri, "--target", target],
+        "command": ["python", "-m", "conveyor_engine", *fetch],
         "env": build_environment(select_for_fetch(spec), _build_fetch_variables(spec, fetched), _FETCH_VARIABLES),
         "resources": without_devices(complete_resources(spec.resources)),
-        "volumeMounts": [mount, _SCRATCH_MOUNT, *_mounts(spec)],
+        "volumeMounts": [mount, _SCRATCH_MOUNT, *build_credentials_mount(fetched, name), *_mounts(spec)],
         **_container_rules(spec),
     }
 
 
 def _build_fetch_variables(spec: InferenceServiceSpec, fetched: Model | Adapter) -> list[Object]:
-    """Return the credentials, and the task that the fetch cannot find out, or that Conveyor's engine has no part in."""
+    """Return the task that the fetch cannot find out, or that Conveyor's engine has no part in."""
     task = names.NO_TASK if spec.runtime == "VLLM" else (spec.task or "").lower()
-    named = [{"name": f"{names.ENGINE_ENV_PREFIX}TASK", "value": task}] if task and isinstance(fetched, Model) else []
-    return [*named, *build_credentials(spec, fetched)]
+    return [{"name": f"{names.ENGINE_ENV_PREFIX}TASK", "value": task}] if task and isinstance(fetched, Model) else []
 
 
 def _engine_container(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> Object:
@@ -195,6 +206,11 @@ def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, ada
         {"name": names.CONFIG_VOLUME, "configMap": {"name": names.config_map_name(owner.name, config.hash)}},
         build_model_volume(owner, spec),
         *adapters.volumes,
+        *(
+            volume
+            for name, fetched, _ in _list_fetches(spec, adapters)
+            for volume in build_credentials_volume(spec, fetched, name)
+        ),
         *({"name": name, "emptyDir": content} for name, content in _EMPTY_DIRS.items() if name not in replaced),
         *given,
     ]
