@@ -112,7 +112,7 @@ test-all: ## Run the tests of `make test` and the slow ones
 test-nightly: ## Run further variants of other tests
 	@$(MAKE) --no-print-directory test SELECT=nightly
 
-nightly: test-slow test-nightly test-oldest test-oldest-slow test-oldest-nightly e2e fresh fresh-try arm64 ## Run what CI leaves out: slow and nightly tests and stories, and the set-up in a bare Debian
+nightly: test-slow test-nightly test-oldest test-oldest-slow test-oldest-nightly console e2e fresh fresh-try arm64 ## Run what CI leaves out: slow and nightly tests and stories, the console in a browser, and the set-up in a bare Debian
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ tests/release/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
