@@ -44,7 +44,7 @@ def _divide(receipt: RequestReceipt) -> list[_Part]:
     used = None if receipt.used is None else receipt.used.receipt
     if used is None or receipt.used is None:
         return [queued, _Part(at_engine, "at the engine, which reports no details"), rest]
-    beside = f"beside {used.neighbours:g} other requests" if used.neighbours else "alone"
+    beside = f"beside {used.neighbours:g} other requests" if used.neighbours else "with no other request in the batch"
     again = f", after {used.preempted} preemptions" if used.preempted else ""
     closed = f", which {_CLOSED.get(used.closed_by, used.closed_by)} ended" if used.closed_by else ""
     tokens = receipt.used

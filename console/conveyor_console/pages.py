@@ -179,9 +179,10 @@ def _limit(rows: Sequence[UsageRow], most: int) -> dict[str, Any]:
 
 def render_receipt(request_id: str, receipt: RequestReceipt | None, caller: str) -> str:
     """Return the page that says where the time of a request went. receipt: None if there is none for the caller."""
-    words = "" if receipt is None else explain_receipt(receipt)
-    service = "" if receipt is None else receipt.service
-    return _render("request.html", request_id=request_id, words=words, service=service, caller=caller)
+    words, service, ended = "", "", ""
+    if receipt is not None:
+        words, service, ended = explain_receipt(receipt), receipt.service, show_time(receipt.ended_unix)
+    return _render("request.html", request_id=request_id, words=words, service=service, ended=ended, caller=caller)
 
 
 def render_past(service: Service, past: Past, caller: str) -> str:

@@ -150,6 +150,7 @@ async def test_where_a_request_s_time_went_is_told_to_who_may_see_its_service(
     page = await asyncio.to_thread(console.get, f"/requests?id={request_id}", token)
     assert page.status == 200
     assert f"{service} ended {request_id} with {status}" in page.text
+    assert re.search(r"It ended at \d\d:\d\d:\d\d UTC", page.text)
     elsewhere = f"other-{uuid4().hex[:8]}"
     await asyncio.to_thread(crd.create, "/api/v1/namespaces", {"metadata": {"name": elsewhere}})
     other = await asyncio.to_thread(make_reader, crd, elsewhere)

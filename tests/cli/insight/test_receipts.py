@@ -37,7 +37,7 @@ def test_the_window_a_preemption_and_padding_are_named() -> None:
     )
     words = explain_receipt(replace(times=times, attempts=3, seconds=4.0, engine_seconds=1.85))
     assert "500 ms waiting for its batch, which the window ended" in words
-    assert "generating 120 tokens alone, after 2 preemptions" in words
+    assert "generating 120 tokens with no other request in the batch, after 2 preemptions" in words
     assert "in the gateway's queue, for 3 attempts" in words
     assert words.endswith("It cost 190 ms of the engine's steps, 10% of it padding.")
 
