@@ -54,6 +54,7 @@ COMMANDS = {
     "offline": Command("gateway.offline", "live requests beside an offline job, and what the job gets done"),
     "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),
     "wake": Command("control.wake", "how soon a service at zero gets a replica after a request"),
+    "cycles": Command("control.cycles", "what 2,000 services that come and go leave in the programs"),
     "heavy-objects": Command(
         "control.heavy_objects", "what a tenant's deep and wide objects cost operator and gateway"
     ),

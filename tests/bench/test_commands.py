@@ -52,6 +52,7 @@ QUICK = [
     ("offline --rounds 1 --seconds 5", "nightly"),
     ("reconcile --services 8 --idle-seconds 1 --edit-seconds 2", "nightly"),
     ("wake --services 2", "nightly"),
+    ("cycles --cycles 60", "nightly"),
     ("heavy-objects --deep 2 --wide 2 --fill 0.01", "nightly"),
     ("hostile idle refusals 'jobs of output bombs' --seconds 1", "nightly"),
     ("hostile-control edits --seconds 2 --services 20", "nightly"),
