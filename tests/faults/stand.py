@@ -162,10 +162,11 @@ class Stand:
         wait_until("the metrics server has no gateway", lambda: not self._is_measured(), _RIGHT_SECONDS_MAX)
         publish_gateway(self.metrics.api, SYSTEM_NAMESPACE, "gateway", self.gateway.admin_port)
 
-    def gateway_code(self, service: str) -> int:
+    def gateway_code(self, service: str, namespace: str = "") -> int:
         """Return the status with which the gateway answers a request for the models of a service."""
+        url = f"{self.gateway.url}/{namespace or self.space.namespace}/{service}/v1/models"
         try:
-            with urllib.request.urlopen(f"{self.gateway.url}/{self.space.namespace}/{service}/v1/models") as answer:
+            with urllib.request.urlopen(url) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
