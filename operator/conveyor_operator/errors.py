@@ -28,6 +28,11 @@ class ApiError(Exception):
 class Refused(ApiError):
     """The API server refuses the call, and would refuse it again."""
 
+    @property
+    def is_of_leaving_namespace(self) -> bool:
+        """Whether nothing can be created in the namespace, because it is being deleted."""
+        return self.status == 403 and "because it is being terminated" in self.message
+
 
 class Conflict(ApiError):
     """The object has changed, or a field belongs to another manager."""

@@ -50,11 +50,16 @@ class Reporter:
             await self.record_events(body, [event])
 
     async def record_events(self, body: Object, found: Iterable[Event]) -> None:
-        """Create a Kubernetes Event for each item. An Event that the API server refuses is only logged."""
+        """Create a Kubernetes Event for each item.
+
+        An Event that the API server refuses is only logged; without its namespace, nobody can read it.
+        """
         for event in found:
             try:
                 await self._cluster.create(EVENT, build_event(body, event, datetime.now(UTC)))
             except Refused as error:
+                if error.is_of_leaving_namespace or error.status == 404:
+                    return
                 key = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
                 logger.warning("event=event_refused key=%s error=%s", key, error.message)
 

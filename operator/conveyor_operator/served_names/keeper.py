@@ -20,7 +20,7 @@ from conveyor_kube.resources import claim_collection
 from conveyor_kube.served_names import Claim, ClaimSink, NameIndex
 from conveyor_kube.watch import WatchState, watch_collection
 from conveyor_operator.cluster import Cluster
-from conveyor_operator.errors import ApiError, Unavailable
+from conveyor_operator.errors import ApiError, Refused, Unavailable
 from conveyor_operator.kinds import EVENT, SERVED_NAME, Key
 from conveyor_operator.loop.events import Event, build_event
 from conveyor_operator.loop.workers import backoff_seconds
@@ -199,7 +199,8 @@ class ServedNames:
             made = await self._create(namespace, name)
         except ApiError as error:
             # A Conflict means that this claim exists and the watch will report it, or that two names have one hash.
-            logger.warning("event=claim_refused namespace=%s name=%s error=%s", namespace, name, error.message)
+            if not (isinstance(error, Refused) and error.is_of_leaving_namespace):
+                logger.warning("event=claim_refused namespace=%s name=%s error=%s", namespace, name, error.message)
             self._refusals[namespace] = error.message
             self._hold_back(namespace, name)
             asyncio.get_running_loop().call_later(_REFUSED_SECONDS, self._end_refusal, namespace)
