@@ -48,6 +48,11 @@ SCRIPTS: Final[Mapping[str, Sequence[Call]]] = {
         ("editor", {"path": "calc.py", "old_text": BROKEN, "new_text": MENDED}),
         ("run_commands", {"commands": [RUN]}),
     ],
+    "openhands": [
+        ("terminal", {"command": "cat calc.py"}),
+        ("terminal", {"command": f"sed -i 's/{BROKEN}/{MENDED}/' calc.py"}),
+        ("terminal", {"command": RUN}),
+    ],
     "semantic-kernel": [("w-get_weather", {"city": "Paris"})],
     "tools": [("get_weather", {"city": "Paris"})],
     "mini-swe-agent": [
