@@ -145,6 +145,8 @@ class PodPlanner:
         here = yaml.safe_load(build_engine_config(self._owner, adapt(self._service, machine).spec).text)
         found = {name: value for name, value in here.items() if content.get(name) != value}
         found |= {"host": "127.0.0.1", "port": 0, "model": folders.translate(spec.model.source.directory)}
+        if (draft := spec.draft_model) is not None:
+            found["draft_model"] = folders.translate(draft.source.directory)
         if self._adapters:
             found |= {"adapters_file": self._write_adapters(folders), "adapters_folder": ""}
         if not environment.keys() & _THREADS:

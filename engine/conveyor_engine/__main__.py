@@ -145,6 +145,8 @@ def _serve(flags: argparse.Namespace) -> int:
     served_name = config.served_model_name or Path(config.model).resolve().name
     directory = unpack(Path(config.model))
     config = replace(config, model=str(directory))
+    if config.draft_model is not None:
+        config = replace(config, draft_model=str(unpack(Path(config.draft_model))))
     config = settle(config, find_task(config.task, directory))
     reads_text = load_about(config.task).reads_text
     if directory.is_dir():  # otherwise the tokenizer or the engine process raises the error

@@ -106,8 +106,7 @@ class Engine(ApiModel):
         Field(max_length=64),
         Rule(
             f"!self.exists(argument, {_NAMES_A_FLAG})",
-            "must not have flags that Conveyor sets itself, some from other fields of the service: "
-            + ", ".join(VLLM_FLAGS),
+            "must not have flags that Conveyor sets itself: " + ", ".join(VLLM_FLAGS),
             lambda arguments: not any(_flag_of(argument) in VLLM_FLAGS for argument in arguments),
         ),
     ] = Field(default_factory=list)

@@ -34,6 +34,9 @@ _REGISTRY = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?"
 _REPOSITORY = "(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
 _VERSION = "(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
 _IMAGE_PATTERN: Final = f"^oci://{_REGISTRY}{_REPOSITORY}{_VERSION}(/{_PATH})?$"
+DOWNLOAD_OR_CLAIM_PATTERN: Final = "|".join((_HUB_PATTERN, _BUCKET_PATTERN, _VOLUME_PATTERN))
+_BUCKET_OR_CLAIM: Final = "^(s3|pvc)://"
+CLIMBS: Final = "/[.]{1,2}(/|$)|^hf.*[.][.]"
 _SHAPES: Final = (
     "hf://organisation/name[@revision][:file], nor s3://bucket/prefix, nor pvc://claim/path, "
     "nor oci://registry/repository[:tag][@digest][//path]"
@@ -127,6 +130,11 @@ def _has_dot_segment(uri: str) -> bool:
     return any(segment in (".", "..") for segment in uri.split("/"))
 
 
+def is_valid_uri(uri: str, pattern: str) -> bool:
+    """Return whether the uri matches the pattern, and no path in it leads out of its folder."""
+    return re.fullmatch(pattern, uri) is not None and not re.search(CLIMBS, uri)
+
+
 class SecretRef(ApiModel):
     """A Secret in the service's namespace that has the credentials."""
 
@@ -202,39 +210,25 @@ ModelUri = Annotated[
     Field(min_length=1, max_length=512),
     Rule(
         " || ".join(f"self.startsWith('{scheme}')" for scheme in _SCHEMES),
-        "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket), pvc:// "
-        "(a PersistentVolumeClaim) or oci:// (an image), for example hf://Qwen/Qwen3-0.6B",
+        "must start with hf:// (Hugging Face hub), s3:// (bucket), pvc:// (PersistentVolumeClaim) or oci:// (image), "
+        "for example hf://Qwen/Qwen3-0.6B",
         lambda uri: uri.startswith(_SCHEMES),
     ),
     Rule(
-        f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
-        "must have the form hf://organisation/name[@revision], with :file behind it for a GGUF file",
+        f"!self.startsWith('{HUB_SCHEME}') || self.matches('{_HUB_PATTERN}') && !self.contains('..')",
+        "must have the form hf://organisation/name[@revision][:file]",
         lambda uri: not uri.startswith(HUB_SCHEME) or (re.fullmatch(_HUB_PATTERN, uri) and ".." not in uri),
     ),
     Rule(
-        f"!self.startsWith('{BUCKET_SCHEME}') || (self.matches('{_BUCKET_PATTERN}')"
-        " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the form s3://bucket/prefix, with the name of a bucket and the path of a folder inside it",
-        lambda uri: (
-            not uri.startswith(BUCKET_SCHEME) or (re.fullmatch(_BUCKET_PATTERN, uri) and not _has_dot_segment(uri))
-        ),
+        f"!self.matches('{_BUCKET_OR_CLAIM}') || self.matches('{_BUCKET_PATTERN}|{_VOLUME_PATTERN}')"
+        " && !self.matches('/[.]{1,2}(/|$)')",
+        "must have the form s3://bucket/prefix or pvc://claim/path",
+        lambda uri: not re.match(_BUCKET_OR_CLAIM, uri) or is_valid_uri(uri, f"{_BUCKET_PATTERN}|{_VOLUME_PATTERN}"),
     ),
     Rule(
-        f"!self.startsWith('{VOLUME_SCHEME}') || (self.matches('{_VOLUME_PATTERN}')"
-        " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the form pvc://claim/path, with the name of a claim and the path of a folder inside it",
-        lambda uri: (
-            not uri.startswith(VOLUME_SCHEME) or (re.fullmatch(_VOLUME_PATTERN, uri) and not _has_dot_segment(uri))
-        ),
-    ),
-    Rule(
-        f"!self.startsWith('{IMAGE_SCHEME}') || (self.matches('{_IMAGE_PATTERN}')"
-        " && !self.matches('/[.]{1,2}(/|$)'))",
-        "must have the form oci://registry/repository, with :tag or @sha256:digest or both behind it, and //path if "
-        "the model is not at the image's root",
-        lambda uri: (
-            not uri.startswith(IMAGE_SCHEME) or (re.fullmatch(_IMAGE_PATTERN, uri) and not _has_dot_segment(uri))
-        ),
+        f"!self.startsWith('{IMAGE_SCHEME}') || self.matches('{_IMAGE_PATTERN}') && !self.matches('/[.]{{1,2}}(/|$)')",
+        "must have the form oci://registry/repository[:tag][@sha256:digest][//path]",
+        lambda uri: not uri.startswith(IMAGE_SCHEME) or is_valid_uri(uri, _IMAGE_PATTERN),
     ),
 ]
 

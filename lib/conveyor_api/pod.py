@@ -24,7 +24,8 @@ OwnLabels = Annotated[
     Field(max_length=32),
     Rule(
         f"self.all(key, !key.startsWith('{names.GROUP}/') && !(key in {_OWN_LABELS}))",
-        f"must not contain Conveyor's own labels: {', '.join(_OWN_LABELS)} and those of {names.GROUP}/",
+        f"must not contain Conveyor's own labels: those of {names.GROUP}/, and {_OWN_LABELS[0].partition('/')[0]}/ "
+        f"with {', '.join(name.partition('/')[2] for name in _OWN_LABELS)}",
         lambda labels: not any(key.startswith(f"{names.GROUP}/") or key in _OWN_LABELS for key in labels),
     ),
 ]

@@ -23,7 +23,7 @@ from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, pa
 from conveyor_api.queue import Queue
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
-from conveyor_api.speculation import Speculation
+from conveyor_api.speculation import DRAFT_RULE, Speculation
 from conveyor_api.workload import P95_SUM_CEL, Workload
 
 NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
@@ -137,6 +137,7 @@ class InferenceServiceSpec(ApiModel):
         *TASK_RULES,
         *RUNTIME_RULES,
         *ADAPTER_RULES,
+        DRAFT_RULE,
     )
 
     model: Model
@@ -206,6 +207,12 @@ class InferenceServiceSpec(ApiModel):
         if self.runtime == "VLLM" or self.task not in (None, "Generate"):
             return 1
         return max(1, int(self.resources.limits.get(names.GPU, 1)))
+
+    @property
+    def draft_model(self) -> Model | None:
+        """Return the draft model, with the Secret and the cache of the model; None if there is none."""
+        draft = None if self.speculation is None else self.speculation.draft
+        return None if draft is None else self.model.model_copy(update={"uri": draft.uri})
 
     def settle_batching(self, task: str | None) -> Batching:
         """Return `batching` with the defaults for this task. task: None if it is not known yet."""

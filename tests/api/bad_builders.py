@@ -49,6 +49,10 @@ def adapter(title: str, path: str, sentence: str, /, **adapter: Any) -> Bad:
     return adapters(title, f"spec.adapters[0]{path}", sentence, {**SQL, **adapter})
 
 
+def drafts(title: str, path: str, sentence: str, /, **speculation: Any) -> Bad:
+    return bad(title, f"spec.speculation{path}", sentence, speculation=speculation, engine={"device": "Auto"})
+
+
 def cache(title: str, path: str, sentence: str, /, **cache: Any) -> Bad:
     return model(title, f".cache{path}", sentence, cache=cache)
 
@@ -113,10 +117,9 @@ def resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad:
     return bad(title, f"spec.resources{path}", sentence, resources=resources)
 
 
-HUB_SHAPE = "must have the form hf://organisation/name[@revision], with :file behind it for a GGUF file"
-BUCKET_SHAPE = "must have the form s3://bucket/prefix, with the name of a bucket"
-VOLUME_SHAPE = "must have the form pvc://claim/path, with the name of a claim"
-IMAGE_SHAPE = "must have the form oci://registry/repository"
+HUB_SHAPE = "must have the form hf://organisation/name[@revision][:file]"
+PLACE_SHAPE = "must have the form s3://bucket/prefix or pvc://claim/path"
+IMAGE_SHAPE = "must have the form oci://registry/repository[:tag][@sha256:digest][//path]"
 DURATION = "must be a duration such as 10ms, 2s or 1m30s"
 SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
 ACCOUNT = "must be NAMESPACE/NAME or NAMESPACE/*"

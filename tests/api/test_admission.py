@@ -327,7 +327,7 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
         InferenceService.parse(body)
-    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts = (
+    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts, guessed = (
         services.create(body)["spec"] for body in bodies
     )
     assert embeds["engine"]["maxQueuedRequests"] == 2048
@@ -338,6 +338,7 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert in_gguf["model"]["uri"].endswith(":Q4_K_M")
     assert vllm["runtime"] == "VLLM"
     assert drafts["speculation"] == {"method": "NGram", "maxTokens": 8}
+    assert guessed["speculation"]["draft"] == {"uri": "hf://Qwen/Qwen3-0.6B"}
 
 
 def test_credentials_of_a_csi_driver_are_taken_as_the_page_says(services: Services) -> None:

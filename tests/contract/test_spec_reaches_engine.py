@@ -169,8 +169,10 @@ def test_every_quantization_arrives(tmp_path: Path) -> None:
 
 def test_every_method_of_speculation_arrives(tmp_path: Path) -> None:
     arrived = [
-        read_as_engine(build_body(speculation={"method": method}, engine={"device": "Auto"}), tmp_path).speculation
-        for method in get_args(SpeculationMethod)
+        read_as_engine(
+            build_body(speculation={"method": method, **drafts}, engine={"device": "Auto"}), tmp_path
+        ).speculation
+        for method, drafts in zip(get_args(SpeculationMethod), ({}, {"draft": {"uri": "hf://a/b"}}), strict=True)
     ]
     assert arrived == list(get_args(engine_config.SpeculationMethod))
 
@@ -206,8 +208,8 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
-    # By num_kv_blocks, by the objectives of tokens, by a task that generates, by a cache; the last is written above 1.
-    excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "adapters_folder"}
+    # By num_kv_blocks, the objectives of tokens, a task that generates, a cache, n-grams; the last is written above 1.
+    excluded = {"kv_memory_fraction", "objective_latency_seconds", "model_class", "adapters_folder", "draft_model"}
     excluded |= {"tensor_parallel_size"}
     by_hand = {"host", "tls_folder", "callers_file", "adapters"}  # the pod's own, or by hand
     assert settings - written - free == excluded | by_hand

@@ -4,9 +4,11 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from tests.engine.pretended_constraints import next_allowed
+import msgspec
+from tests.engine.pretended_constraints import next_allowed, next_token
 
 from conveyor_engine.loop.executor import Read, Sample
+from conveyor_engine.scheduling.model_drafts import ModelDrafts, Prices
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.speculation import Speculation
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
@@ -19,7 +21,7 @@ T = TypeVar("T")
 class PretendedModel:
     """An executor that keeps for each KV slot whose key it has. Attention to another request's key is an error.
 
-    In windowed tables it reads the keys that a step's tokens see.
+    In windowed tables it reads the keys that a step's tokens see. It also pretends a draft model with slots of its own.
 
     It knows requests only from its plans. A step with a row whose seed is in `poison`, or with more tokens than
     `memory_tokens`, raises, with half of its keys written.
@@ -33,6 +35,7 @@ class PretendedModel:
         self._tables = tables
         self._states: dict[int, list[int]] | None = {} if has_states else None
         self._slots: dict[int, int] = {}
+        self._draft_slots: dict[int, int] = {}
         self._token_ids: dict[int, list[int]] = {}  # by row, like the rest of its state
         self._block_ids: dict[int, dict[tuple[int, int], int]] = {}  # by row, then by table and index
         self._seeds: dict[int, int] = {}
@@ -47,8 +50,10 @@ class PretendedModel:
         pass
 
     def begin(self, plan: StepPlan) -> Sample:
-        logits = self._record(lambda: self._compute(plan))
-        return lambda masks: self._record(lambda: self._choose(plan, logits, masks))
+        self._record(lambda: self._apply(plan))
+        guessed = self._record(lambda: self._guess(plan)) if plan.readings else plan
+        logits = self._record(lambda: self._compute(guessed))
+        return lambda masks: self._record(lambda: self._choose(guessed, logits, masks))
 
     def _record(self, call: Callable[[], T]) -> T:
         """Record what is wrong with a plan: the loop takes any error for a failed step, and runs it again."""
@@ -80,7 +85,6 @@ class PretendedModel:
 
     def _compute(self, plan: StepPlan) -> list[tuple[int, int, int]]:
         """Return the rows with logits: each with its number of tokens, and after how many of them it has logits."""
-        self._apply(plan)
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
             for row, computed, num_tokens in work[::2]:
@@ -95,6 +99,26 @@ class PretendedModel:
             self._read(row, computed, num_tokens)
         lengths = [(row, computed + num_tokens) for row, computed, num_tokens in work]
         return [(*length, count) for length, count in zip(lengths, plan.num_logits, strict=True) if count]
+
+    def _guess(self, plan: StepPlan) -> StepPlan:
+        """Read what the plan says, as a draft model does, and put its guesses in the place of the zeros."""
+        wanted = dict(zip(plan.rows[plan.num_decodes :], map(len, plan.drafts), strict=False))
+        drafts: dict[int, list[int]] = {}
+        for row, first, number in plan.readings:
+            known = self._token_ids[row][: first + number]
+            assert len(known) == first + number, "the draft model reads known tokens"
+            drafts[row] = []
+            for _ in range(wanted.get(row, 0)):
+                drafts[row].append(next_token([*known, *drafts[row]]) if (len(known) + len(drafts[row])) % 4 else 3)
+            if drafts[row]:
+                self._token_ids[row][first + number :] = drafts[row]
+            for position in range(first, first + number + max(0, len(drafts[row]) - 1)):
+                self._draft_slots[self._slot(row, 0, position)] = self._content(row, 0, position)
+        for row, first, number in plan.readings:
+            for position in range(first + number + max(0, len(drafts[row]) - 1)):
+                held = self._draft_slots.get(self._slot(row, 0, position))
+                assert held == self._content(row, 0, position), f"the draft model has a foreign key at {position}"
+        return msgspec.structs.replace(plan, drafts=[drafts[row] for row in wanted])
 
     def _write(self, row: int, computed: int, num_tokens: int, *, fails: bool = False) -> None:
         for table in range(self._tables.number):
@@ -163,6 +187,13 @@ class PretendedModel:
         return zlib.crc32(repr(known).encode(), table) if len(known) > position else -1
 
 
+class Generous(ModelDrafts):
+    """Lets the draft model guess for all requests in every step, whatever it costs."""
+
+    def _find_prices(self, num_rows: int) -> Prices:
+        return Prices(worth=1.0, per_draft=0.0, per_forward=0.0, per_read=0.0)
+
+
 class Oracle(Speculation):
     """Drafts what the model will say, except that some of the tokens are wrong."""
 
@@ -171,7 +202,9 @@ class Oracle(Speculation):
         super().__init__(max_tokens)
         self._foretell = foretell
 
-    def propose(self, requests: Collection[RequestState], room: int) -> Iterator[tuple[RequestState, list[int]]]:
+    def propose(
+        self, requests: Collection[RequestState], room: int, num_tokens: int
+    ) -> Iterator[tuple[RequestState, list[int]]]:
         for request in requests:
             token_ids = request.token_ids.tolist()
             most = min(self.max_tokens, room, request.max_total_tokens - len(token_ids) - 1)

@@ -125,7 +125,12 @@ class HfStatic:
         return new
 
 
-def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
-    """Write a model of this shape with random weights (seed 0) to a directory that transformers can load."""
+def write_model(folder: Path, shape: str, dtype: torch.dtype, vocab_size: int | None = None) -> None:
+    """Write a model of this shape with random weights (seed 0) to a directory that transformers can load.
+
+    vocab_size: replaces that of the shape.
+    """
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(model_config(shape), dtype=dtype).save_pretrained(folder)
+    config = model_config(shape)
+    config.vocab_size = vocab_size or config.vocab_size
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)

@@ -11,6 +11,9 @@ replaced by those of the answer. So a step costs what it costs, and drafts are a
     random   random tokens, of which no draft is accepted
 
 Tokens are words and marks. With `--model`, a model's own greedy answers to questions take the place of these.
+
+With `--draft-shape`, a draft model with random weights computes the guesses. Then so many of them are replaced by the
+answer's tokens as `--right` says, and the others by wrong tokens. With `--model` and `--draft`, a draft model guesses.
 The last line printed is one JSON object.
 """
 
@@ -107,6 +110,10 @@ class Given:
         self._tokens = torch.zeros((rows, length), dtype=torch.int64)
         self._sample = runner._sampler.sample
         runner._sampler.sample = self._replace
+        self.right, self._random = 0.0, Random(0)  # the share of a draft model's guesses that are right
+        if runner._draft is not None:
+            self._compute = runner._draft._compute
+            runner._draft._compute = self._guess
 
     def begin(self, plan: StepPlan) -> Sample:
         for admitted in plan.admitted:
@@ -116,6 +123,12 @@ class Given:
                 self._tokens[admitted.row, : len(text)] = torch.tensor(text)
         begun: Sample = self._runner.begin(plan)
         return begun
+
+    def _guess(self, readings: Sequence[tuple[int, int, int]], rows: Any) -> torch.Tensor:
+        """Return guesses of which the share `right` is right."""
+        self._compute(readings, rows)
+        answer = torch.stack([self._tokens[row, first + number] for row, first, number in readings])
+        return answer + torch.tensor([self._random.random() >= self.right for _ in readings])
 
     def _replace(self, logits: torch.Tensor, samples: Any, *rest: Any) -> Sampled:
         sampled: Sampled = self._sample(logits, samples, *rest)
@@ -153,7 +166,7 @@ def run_rounds(
             rates.append(found)
             report(f"event=measured rows={len(texts)} " + " ".join(f"{name}={found[name]:.1f}" for name in cores))
     results = {name: round(statistics.median(each[name] for each in rates), 1) for name in cores}
-    return results | {"ratio": round(statistics.median(each["ngram"] / each["plain"] for each in rates), 3)}
+    return results | {"ratio": round(statistics.median(each["drafts"] / each["plain"] for each in rates), 3)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,6 +178,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated")
     parser.add_argument("--rows", default="1,8,32", help="requests at once; comma-separated")
     parser.add_argument("--max-tokens", type=int, default=8, help="most drafts of a request in a step")
+    parser.add_argument("--draft-shape", choices=SHAPES, help="a draft model with random weights of these sizes")
+    parser.add_argument("--right", default="0,0.5,0.8,1", help="shares of its guesses that are right; comma-separated")
+    parser.add_argument("--draft", type=Path, help="a draft model for the one of --model")
     parser.add_argument("--rounds", type=int, default=5, help="each measures with drafts and without")
     arguments = parser.parse_args(argv)
     rows, cases = [int(each) for each in arguments.rows.split(",")], arguments.cases.split(",")
@@ -172,12 +188,18 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--cases has {unknown.pop()!r}, which is none of {', '.join(CASES)}")
     if min(*rows, arguments.rounds) < 1:
         parser.error("--rows and --rounds must be at least 1")
+    if (arguments.draft and not arguments.model) or (arguments.draft_shape and arguments.model):
+        parser.error("--draft needs --model, and --draft-shape is for models with random weights")
     report = partial(print, flush=True)
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        model = arguments.model or Path(name)
+        model, draft = arguments.model or Path(name) / "model", arguments.draft
         if arguments.model is None:
             write_model(model, arguments.model_shape, getattr(torch, arguments.dtype))
+        if arguments.draft_shape is not None:
+            draft = Path(name) / "draft"
+            dtype, vocab_size = getattr(torch, arguments.dtype), SHAPES[arguments.model_shape]["vocab_size"]
+            write_model(draft, arguments.draft_shape, dtype, vocab_size)
         config = EngineConfig(
             model=str(model),
             device="cpu",
@@ -185,33 +207,36 @@ def main(argv: Sequence[str]) -> int:
             max_model_len=None if arguments.model else PROMPT_TOKENS + ANSWER_TOKENS,
             max_num_seqs=max(rows),
             prefix_caching=False,  # two schedulers take turns with one cache
-            speculation="ngram",
+            speculation="ngram" if draft is None else "draft",
+            draft_model=None if draft is None else str(draft),
             speculation_tokens=arguments.max_tokens,
             num_threads=1,
         )
         runner: Any = build_runner(config)
         given = Given(runner, max(rows), PROMPT_TOKENS + ANSWER_TOKENS + 1) if arguments.model is None else None
         executor = given or runner
-        cores = {
-            "plain": EngineCore(replace(config, speculation=None), executor),
-            "ngram": EngineCore(replace(config, warmup=False), executor),
-        }
+        plain = EngineCore(replace(config, speculation=None), executor)
         words = Words(runner.facts.vocab_size)
+        if arguments.draft_shape is not None:
+            cases = [f"{share} right" for share in arguments.right.split(",")]
         for case, number_of_rows in itertools.product(cases if given else ["own answers"], rows):
 
             def build(number: int, case: str = case, num_rows: int = number_of_rows) -> list[Text]:
                 numbers = range(number * num_rows, (number + 1) * num_rows)
                 if given is None:
                     return ask(Tokenizer(model), numbers)
-                texts = [(p[-PROMPT_TOKENS:], a[:ANSWER_TOKENS]) for p, a in (CASES[case](words, n) for n in numbers)]
+                given.right = float(case.split()[0]) if case not in CASES else 0.0
+                make = CASES.get(case, chance)
+                texts = [(p[-PROMPT_TOKENS:], a[:ANSWER_TOKENS]) for p, a in (make(words, n) for n in numbers)]
                 given.texts = {tuple(prompt): prompt + answer for prompt, answer in texts}
                 return texts
 
+            cores = {"plain": plain, "drafts": EngineCore(replace(config, warmup=False), executor)}
             results[f"{case}, {number_of_rows}"] = found = run_rounds(cores, build, arguments.rounds, report)
             report(f"event=case case={case!r} rows={number_of_rows} {found}")
-        stats = cores["ngram"].stats()
-        report(f"event=drafts computed={stats.num_draft_tokens} accepted={stats.num_accepted_tokens}")
-    report(json.dumps(results | {"options": {**vars(arguments), "model": str(arguments.model)}}))
+            stats = cores["drafts"].stats()
+            report(f"event=drafts computed={stats.num_draft_tokens} accepted={stats.num_accepted_tokens}")
+    report(json.dumps(results | {"options": {name: str(value) for name, value in vars(arguments).items()}}))
     return 0
 
 

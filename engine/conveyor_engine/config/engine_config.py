@@ -42,7 +42,7 @@ ToolParser = Literal[
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss", "openai_gptoss", "gemma4", "cohere_command3"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 Quantization = Literal["int8", "int4"]
-SpeculationMethod = Literal["ngram"]
+SpeculationMethod = Literal["ngram", "draft"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -169,8 +169,14 @@ class EngineConfig:
     speculation: SpeculationMethod | None = setting(
         None,
         "drafts the next tokens of answers, for a model that generates text, on CPUs: ngram = what followed the last "
-        "tokens earlier in prompt or answer. Steps compute drafts only while these save time. Default: no drafts",
+        "tokens earlier in prompt or answer; draft = the guesses of `draft_model`. Steps compute drafts only while "
+        "these save time. Default: no drafts",
         optional(literal(SpeculationMethod)),
+    )
+    draft_model: str | None = setting(
+        None,
+        "path of the directory or GGUF file of a smaller model with the same tokenizer, for `speculation: draft`",
+        optional(WORDS),
     )
     speculation_tokens: int = setting(8, "most draft tokens of one request in a step", whole_number(1, 16))
     max_num_queued_requests: int = setting(
@@ -340,9 +346,24 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
         yield name, "and `tensor_parallel_size` exclude each other: adapters cannot be divided among devices yet"
     if config.speculation is not None and config.batching_mode == "static":
         yield "speculation", "is not for `batching_mode: static`, whose rows compute one token each: leave it out"
+    yield from _find_conflicts_of_draft(config)
     yield from _find_conflicts_of_workload(config)
     if config.padding is not None and config.batching_mode != "static":
         yield "padding", "is for `batching_mode: static` alone: leave it out"
+
+
+def _find_conflicts_of_draft(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    if config.speculation != "draft":
+        if config.draft_model is not None:
+            yield "draft_model", "is for `speculation: draft` alone: set that, or leave it out"
+        return
+    if config.draft_model is None:
+        yield "speculation", "draft needs `draft_model`: give both"
+    if config.tensor_parallel_size > 1:
+        yield (
+            "draft_model",
+            "and `tensor_parallel_size` exclude each other: draft models cannot be divided among devices",
+        )
 
 
 def _find_conflicts_of_workload(config: EngineConfig) -> Iterator[tuple[str, str]]:

@@ -35,6 +35,7 @@ from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.log import quote
 
+_GIVEN_BACK_BYTES = 32 << 20  # of packed weights, between two returns of memory to the system
 Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
@@ -62,8 +63,8 @@ class RunnerStart:
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
         self.sees = kind is CAUSAL_LM and placement.world_size == 1 and has_image_processor(Path(config.model))
-        # Only then are weights packed one after another.
-        defers = kind.own_attention and config.attention_backend != "torch" and (self._has_kernels() or self._packs)
+        # Only then does `fuse` pack weights one after another.
+        defers = kind.own_attention and config.attention_backend != "torch" and self._has_kernels()
         self._load_model = load or partial(load_model, kind=kind, sees=self.sees, defers=defers)
         self._began = 0.0
         self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
@@ -99,11 +100,10 @@ class RunnerStart:
     def _move(self, model: PreTrainedModel) -> PreTrainedModel:
         """Move a model from the host to the device, and pack its weights on the way."""
         if self._packs:
-            from conveyor_engine.execution.models.gpu_packing import pack_model
+            from conveyor_engine.execution.models.gpu_packing import pack_linears
 
             towers = take_towers(model) if self.sees else []  # they keep 16 bits
-            returning = machine.MemoryReturn()
-            pack_model(model, self.config.quantization, self.device, self.progress, after=returning.reach)
+            pack_linears(model, self.config.quantization, self.device, self.progress)
             put_back(model, towers)
         return model.to(self.device)
 
@@ -141,12 +141,14 @@ class RunnerStart:
 
     def _returning_memory(self, quantizer: Quantizer) -> Callable[[nn.Module], None]:
         """Return the quantizer. On CPUs it also returns memory to the system, now and then."""
-        returning = machine.MemoryReturn()
+        num_given = 0
 
         def finish(module: nn.Module) -> None:
+            nonlocal num_given
             quantizer(module)
-            if self.device.type == "cpu":
-                returning.reach(quantizer.num_bytes)
+            if self.device.type == "cpu" and quantizer.num_bytes - num_given > _GIVEN_BACK_BYTES:
+                num_given = quantizer.num_bytes
+                machine.give_back_memory()
 
         return finish
 
@@ -177,13 +179,16 @@ class RunnerStart:
         step_bytes: int,
         num_spare: int = 0,
         tables: KVTables = ONE_TABLE,
+        draft_bytes: int = 0,
     ) -> int:
         """Allocate the KV caches in the memory that the weights and the largest step leave.
 
         Returns the number of blocks, without `num_spare` further ones. Raises ConfigError if the cache is too small.
+
+        draft_bytes: what a draft model keeps for each block. The caller allocates that.
         """
         block_size = self.config.block_size
-        block_bytes = backend.block_bytes(layers, block_size, self.dtype)
+        block_bytes = backend.block_bytes(layers, block_size, self.dtype) + draft_bytes
         num_blocks = self._plan_num_blocks(max_model_len, block_bytes, step_bytes + num_spare * block_bytes, tables)
         backend.allocate(layers, num_blocks + num_spare, block_size, self.dtype, self.device)
         self.progress(
@@ -257,7 +262,7 @@ class RunnerStart:
             max_num_batched_tokens=max_num_batched_tokens or self.max_num_batched_tokens,
             num_held=num_held,
             of_task=of_task,
-            speculates=self.config.speculation is not None,
+            speculates=self.config.speculation == "ngram",
         )
 
     def _count_held(self, num_kv_blocks: int, tables: KVTables) -> int | None:
@@ -271,3 +276,17 @@ class RunnerStart:
         capacity = tables.count_tokens(num_kv_blocks, self.config.block_size, workload.mean_tokens)
         num_held = workload.count_held(capacity)
         return num_held if num_held < self.max_num_seqs else None
+
+
+def find_eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the tokens that end a text, from the generation config, otherwise from the model's config.
+
+    Ids that are not in the vocabulary are dropped.
+    """
+    vocab_size = model.get_input_embeddings().num_embeddings
+    for config in (model.generation_config, model.config.get_text_config()):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            token_ids = [eos] if isinstance(eos, int) else eos
+            return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
+    return ()

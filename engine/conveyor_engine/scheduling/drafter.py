@@ -11,7 +11,7 @@ from typing import Final
 from conveyor_engine.scheduling.ngrams import NGrams
 
 _NUM_KINDS: Final = 7
-_KEPT_OF_REQUEST: Final = 32  # guesses of one kind; then both counts are halved, so that old guesses count less
+KEPT_OF_REQUEST: Final = 32  # guesses of one kind; then both counts are halved, so that old guesses count less
 KEPT_OF_SERVICE: Final = 256  # the same for `Rates` of all requests
 _WEIGHT: Final = 4.0  # the service's rate counts as much as so many guesses of the request
 
@@ -37,6 +37,18 @@ class Rates:
         self.num_right[kind] += is_right
 
 
+class DraftState:
+    """What the draft model has read of one request, and how often it was right."""
+
+    __slots__ = ("admission", "num_read", "num_right", "rates")
+
+    def __init__(self) -> None:
+        self.admission = -1  # of the request when `num_read` was counted
+        self.num_read = 0  # its first tokens, whose keys the draft model has
+        self.num_right = 0  # guesses that were right in a row
+        self.rates = Rates(KEPT_OF_REQUEST)
+
+
 class Drafter:
     """The guesses for one request.
 
@@ -53,7 +65,7 @@ class Drafter:
         self._offset = len(prediction) + 1 if prediction else 0
         self._ngrams = NGrams(self._offset + num_tokens)
         self._of_service = of_service
-        self._of_request = Rates(_KEPT_OF_REQUEST)
+        self._of_request = Rates(KEPT_OF_REQUEST)
         self.num_predicted = 0, 0
         """How many drafts from the prediction were accepted, and rejected."""
 
@@ -84,7 +96,7 @@ class Drafter:
         return text
 
     def _judge(self, num_right: int, is_right: bool) -> None:
-        kind = _kind_of(num_right)
+        kind = kind_of(num_right)
         self._of_request.add(kind, is_right)
         self._of_service.add(kind, is_right)
 
@@ -100,7 +112,7 @@ class Drafter:
             most = min(most, self._offset - place)  # so that all drafts of a step are predicted, or none
         chance, number, num_right = 1.0, 0, self._ngrams.num_right
         while number < most:
-            chance *= self._find_chance(_kind_of(num_right + number))
+            chance *= find_chance(kind_of(num_right + number), self._of_request, self._of_service)
             if chance < least_chance:
                 break
             number += 1
@@ -112,12 +124,13 @@ class Drafter:
             accepted, rejected = self.num_predicted
             self.num_predicted = accepted + num_accepted, rejected + num_rejected
 
-    def _find_chance(self, kind: int) -> float:
-        """Return how likely a guess of this kind is right."""
-        service, request = self._of_service, self._of_request
-        of_service = (service.num_right[kind] + 1) / (service.total[kind] + 2)
-        return (request.num_right[kind] + _WEIGHT * of_service) / (request.total[kind] + _WEIGHT)
+
+def find_chance(kind: int, request: Rates, service: Rates) -> float:
+    """Return how likely a guess of this kind is right."""
+    of_service = (service.num_right[kind] + 1) / (service.total[kind] + 2)
+    return (request.num_right[kind] + _WEIGHT * of_service) / (request.total[kind] + _WEIGHT)
 
 
-def _kind_of(num_right: int) -> int:
+def kind_of(num_right: int) -> int:
+    """Return the kind of a guess after so many right ones."""
     return min(num_right.bit_length(), _NUM_KINDS - 1)

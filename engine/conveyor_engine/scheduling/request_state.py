@@ -14,7 +14,7 @@ from msgspec import msgpack
 from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.scheduling.account import Account
 from conveyor_engine.scheduling.constraint import Constraint
-from conveyor_engine.scheduling.drafter import Drafter
+from conveyor_engine.scheduling.drafter import Drafter, DraftState
 from conveyor_engine.scheduling.window_blocks import WindowBlocks
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.pictures import PictureSpan
@@ -73,6 +73,7 @@ class RequestState:
         "cache_root",
         "constraint",
         "deadline",
+        "draft_state",
         "drafter",
         "expected_total_tokens",
         "finished",
@@ -173,6 +174,7 @@ class RequestState:
         self.constraint: Constraint | None = None
         self.prediction = request.prediction
         self.drafter: Drafter | None = None  # guesses its next tokens, if it may have drafts
+        self.draft_state: DraftState | None = None  # what the draft model has read of it
         self.is_late = False  # a step had to leave the row out, because its mask was not ready
         self.lateness = 0  # grows with each late mask, and falls with each one in time
         self.stop_strings: Detokenizer | None = None  # if the engine process itself must find stop strings

@@ -14,6 +14,7 @@ from operator import attrgetter
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
 from conveyor_engine.scheduling.limits import Limits
+from conveyor_engine.scheduling.model_drafts import ModelDrafts
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.shares import Shares
@@ -44,7 +45,7 @@ class RunningBatch:
         whole_prompts: bool,
         packs: bool,
         on_preempt: Callable[[RequestState], None],
-        speculation: Speculation | None = None,
+        speculation: Speculation | ModelDrafts | None = None,
     ) -> None:
         """`whole_prompts`, `packs`: see `tasks.Task`. `on_preempt` is called with each request that is preempted.
 
@@ -124,21 +125,23 @@ class RunningBatch:
         self._steps[step.number] = step
         return step.plan()
 
-    def _add_drafts(self, speculation: Speculation, step: Step) -> None:
+    def _add_drafts(self, speculation: Speculation | ModelDrafts, step: Step) -> None:
         """Let requests that decode compute drafts too, in the room that the step leaves.
 
         Drafts get no blocks that a request may need for the next token of its own.
         """
         num_logits = self._max_num_seqs + speculation.max_tokens
-        room = min(self._budget.room(step), num_logits - step.num_logits)
+        num_tokens = self._budget.room(step)
+        room = min(num_tokens, num_logits - step.num_logits)
         num_kept = self._num_tables * len(self._requests)
         drafted = []
-        for request, drafts in speculation.propose(step.decodes, room):
+        for request, drafts in speculation.propose(step.decodes, room, num_tokens):
             end = request.num_scheduled_tokens + 1 + len(drafts)
             if self.blocks.num_free > num_kept and self._tables.grow(request, end, end):
                 drafted.append((request, drafts))
         if drafted:
             step.add_drafts(drafted)
+        step.readings = speculation.list_readings(drafted)
 
     def step(self, number: int) -> Step:
         """Return the planned step with this number."""

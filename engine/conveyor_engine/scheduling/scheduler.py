@@ -21,6 +21,7 @@ from conveyor_engine.scheduling.counters import Carried, Counters
 from conveyor_engine.scheduling.deadlines import Deadlines
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.meter import Meter
+from conveyor_engine.scheduling.model_drafts import ModelDrafts
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import build_policy
 from conveyor_engine.scheduling.request_state import RequestState
@@ -84,7 +85,7 @@ class Scheduler:
         observed = 0 if config.workload is not None else facts.num_kv_blocks
         self._carried = Carried(facts.max_num_seqs, facts.num_held, observed)
         shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)
-        self.speculation = Speculation(config.speculation_tokens) if config.speculation is not None else None
+        self.speculation = _build_speculation(config, facts)
         self._batch = RunningBatch(
             self._policy,
             facts,
@@ -281,6 +282,7 @@ class Scheduler:
     def update(self, result: StepResult) -> None:
         """Add the result of the oldest step to its requests, except to requests that have ended."""
         step = self._batch.end_step(result.number, result.encoded)
+        step.forwards = result.forwards
         self._counters.count_step(step)
         self._meter.add_step(step)
         self._task.update(self._outputs, step, result)
@@ -357,3 +359,11 @@ class Scheduler:
     def dummy_plan(self) -> AbstractContextManager[StepPlan]:
         """Return a context with a plan of one dummy token. It uses a row and a block that `fail` has freed."""
         return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
+
+
+def _build_speculation(config: EngineConfig, facts: ModelFacts) -> Speculation | ModelDrafts | None:
+    if config.speculation is None:
+        return None
+    if config.speculation == "draft":
+        return ModelDrafts(config.speculation_tokens, facts.block_size)
+    return Speculation(config.speculation_tokens)

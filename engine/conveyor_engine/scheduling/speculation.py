@@ -9,12 +9,12 @@ that do not repeat themselves have no probable drafts: both then have none. `dra
 `running_batch` asks for drafts when it plans a step, and `core` reports how long the step took. Pure.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from conveyor_engine.scheduling.drafter import KEPT_OF_SERVICE, Drafter, Rates
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.step import Reading, Step
 from conveyor_engine.scheduling.step_cost import StepCost
 
 READ_TOKENS: Final = 2048  # tokens of prompts that one step reads at most, which takes about a millisecond
@@ -38,11 +38,13 @@ class Speculation:
         self._num_drafted = 0  # steps with drafts since the last trial began
         self._last_drafted = 0  # number of the last of them
 
-    def propose(self, requests: Collection[RequestState], room: int) -> Iterator[tuple[RequestState, list[int]]]:
+    def propose(
+        self, requests: Collection[RequestState], room: int, num_tokens: int
+    ) -> Iterator[tuple[RequestState, list[int]]]:
         """Yield the requests that should compute drafts, with these. Together they have at most `room` drafts.
 
         requests: those that decode in the step. A request whose tokens follow a constraint gets no drafts, and neither
-        does one whose last token is not known yet.
+        does one whose last token is not known yet. num_tokens: see `ModelDrafts`.
         """
         least_chance = self._find_least_chance(len(requests))
         drafters = {
@@ -56,6 +58,10 @@ class Speculation:
             if drafts := drafter.draft(request.token_ids, most, least_chance):
                 room -= len(drafts)
                 yield request, drafts
+
+    def list_readings(self, drafted: Sequence[tuple[RequestState, list[int]]]) -> list[Reading]:
+        """Return what a draft model reads in the step: nothing, because there is none."""
+        return []
 
     def _find_drafter(self, request: RequestState) -> Drafter:
         if request.drafter is None:

@@ -27,6 +27,21 @@ class Work(NamedTuple):
         return self.request.admission == self.admission
 
 
+class Reading(NamedTuple):
+    """What the draft model reads of one request before a step."""
+
+    request: RequestState
+    admission: int  # of the request when the step was planned
+    first: int  # index of the first token
+    num_tokens: int
+    num_drafts: int  # that it guesses behind them; 0 while further tokens are unread
+
+    @property
+    def end(self) -> int:
+        """Index after the last token."""
+        return self.first + self.num_tokens
+
+
 @dataclass(slots=True)
 class Step:
     """One step. Requests with a single pending token come first, and each of them samples a token.
@@ -37,6 +52,8 @@ class Step:
     number: int
     decodes: list[RequestState] = field(default_factory=list)
     drafted: list[tuple[RequestState, list[int]]] = field(default_factory=list)  # each with its drafts
+    readings: list[Reading] = field(default_factory=list)  # of the draft model; those with drafts are `drafted` too
+    forwards: list[tuple[int, int, float]] = field(default_factory=list)  # of the draft model, see `StepResult`
     prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # each with its number of tokens
     planned_at: float = 0.0  # the scheduler's clock
     num_tokens: int = 0
@@ -109,6 +126,7 @@ class Step:
             wanted_pictures=self.wanted_pictures,
             held_pictures=self.held_pictures,
             drafts=[drafts for _, drafts in self.drafted],
+            readings=[(each.request.row, each.first, each.num_tokens) for each in self.readings],
         )
         for work in self.work:
             work.request.num_scheduled_tokens += work.num_tokens

@@ -217,7 +217,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     # Whether images are encoded beside steps, in parts, and requests wait for them: see `StepPlan.wanted_pictures`.
     encodes_beside: bool = False
     kv_tables: KVTables = ONE_TABLE
-    speculates: bool = False  # whether steps compute drafts of next tokens
+    speculates: bool = False  # whether steps compute drafts from texts, and so from predictions
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

@@ -14,6 +14,7 @@ import msgspec
 from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
 
 NOTHING_ALLOWED = -2
+READ_TOKENS = 256  # tokens that the draft model reads before a step at most, in one forward
 NUM_AHEAD = 1  # steps that are begun in addition to the one whose result is awaited; one keeps a device busy
 
 
@@ -97,6 +98,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     # Of the rows after the decodes: guesses of the tokens after the row's next one, which it computes too. The result
     # has the sampled tokens up to the first that differs from its draft, or one more than the drafts.
     drafts: list[list[int]] = []
+    # (row, first, number): tokens that the draft model reads before the step, rows with one token first. Then it
+    # guesses the drafts of these rows, which are zeros in `drafts`. A row without drafts has more tokens to read.
+    readings: list[tuple[int, int, int]] = []
 
 
 class RowMask(msgspec.Struct, frozen=True, array_like=True):
@@ -121,3 +125,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
     payloads: list[bytes] | None = None
     encoded: list[bytes] = []  # digests of the wanted pictures that are encoded now
+    forwards: list[tuple[int, int, float]] = []  # of the draft model before the step: (rows, tokens, seconds)

@@ -11,7 +11,7 @@ from conveyor_api.conditions import SEE_READY, STALLING_FAILURES, ConditionType,
 from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.gap import is_short_gap
 from conveyor_operator.inferenceservice.kinds import POD_KINDS
-from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
+from conveyor_operator.inferenceservice.manifests.pods import DRAFT_CONTAINER, FETCH_CONTAINER
 from conveyor_operator.inferenceservice.naming import judge_claim
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import SCALES, judge_scaling
@@ -227,5 +227,6 @@ def _blocked(type: ConditionType, blocker: Blocker) -> Judged:
 
 
 def _has_fetched(pod: PodState) -> bool:
-    fetches = [container for container in pod.containers if container.name == FETCH_CONTAINER or container.adapter]
+    names = (FETCH_CONTAINER, DRAFT_CONTAINER)
+    fetches = [container for container in pod.containers if container.name in names or container.adapter]
     return bool(fetches) and all(fetch.ended and fetch.exit_code == 0 for fetch in fetches)

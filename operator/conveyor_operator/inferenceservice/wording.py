@@ -13,12 +13,13 @@ from conveyor_api.engine import Device, Dtype, Task
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import ImageModel, ModelSource, Quantization
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.speculation import SpeculationMethod
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
 _VALUES: Final = {
     value.lower(): value
-    for choice in (Device, Dtype, Quantization, KVCacheDtype, BatchingMode, Task)
+    for choice in (Device, Dtype, Quantization, KVCacheDtype, BatchingMode, Task, SpeculationMethod)
     for value in get_args(choice)
 }  # the spec's words, by the lower-case words in the configuration file (`manifests.config`)
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}

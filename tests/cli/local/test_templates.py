@@ -63,6 +63,13 @@ def test_a_claim_is_its_folder_and_a_download_is_in_the_cache(places: Places) ->
     }
 
 
+def test_a_draft_model_is_where_its_download_is(places: Places) -> None:
+    drafts = {"method": "Draft", "draft": {"uri": "hf://example/small"}}
+    fetch, small, engine = plan(build_service(model={"uri": "hf://a/b"}, speculation=drafts), places)
+    assert flags_of(small)["target"] == flags_of(engine)["draft-model"] == f"{places.models}/hf/example/small/main"
+    assert flags_of(fetch)["target"] == flags_of(engine)["model"]
+
+
 def test_two_services_of_one_model_share_its_folder(places: Places) -> None:
     bodies = (build_service(name, model={"uri": "hf://Qwen/Qwen3-0.6B"}) for name in ("a", "b"))
     assert {flags_of(plan(body, places)[-1])["model"] for body in bodies} == {

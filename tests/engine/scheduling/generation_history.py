@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from tests.engine.builders import make_request, make_scheduler, names_of
 from tests.engine.executors import AtOnce, FailsLate, Wired
 from tests.engine.pretended_constraints import PretendedMasks, SumModThree, TardySumModThree, next_allowed, next_token
-from tests.engine.pretended_model import Oracle, PretendedModel
+from tests.engine.pretended_model import Generous, Oracle, PretendedModel
 from tests.engine.scheduling.histories import SchedulerHistory
 from tests.engine.scheduling.shares_by_hand import SharesByHand
 from tests.engine.scheduling.turns import Turns
@@ -61,7 +61,7 @@ class History(SchedulerHistory):
         tables=st.sampled_from(((1, 1), (1, 3), (2, 1), (0, 1))),
         window=st.sampled_from((1, 3, 4, 9)),
         encodes_beside=st.booleans(),
-        speculates=st.sampled_from((False, False, True)),
+        speculates=st.sampled_from(("", "", "", "by texts", "by a model")),
     )
     def begin(
         self,
@@ -76,10 +76,10 @@ class History(SchedulerHistory):
         tables: tuple[int, int],
         window: int,
         encodes_beside: bool,
-        speculates: bool,
+        speculates: str,
     ) -> None:
         self.now = 0.0
-        if speculates := speculates and self.mode != "static":
+        if speculates := speculates if self.mode != "static" else "":
             num_ahead, has_states = 0, False  # the engine refuses drafts beside either
         kv_tables = ONE_TABLE
         if self.has_windows:
@@ -108,7 +108,10 @@ class History(SchedulerHistory):
             clock=self.shares.read,
         )
         self.shares.watch(self.scheduler)
-        if speculates:
+        if speculates == "by a model" and not self.has_windows:  # which needs one block table
+            self.scheduler._batch._speculation = drafts = Generous(5, BLOCK_SIZE)
+            self.scheduler.on_step = lambda step, *_: drafts.observe(step, self.now)
+        elif speculates:
             self.scheduler._batch._speculation = Oracle(5, next_token)
         self.masks.on_ready = self.scheduler.look_again
         self.has_tardy = False

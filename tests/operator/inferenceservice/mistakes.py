@@ -115,7 +115,7 @@ REFUSED = (
             partial(make, batching={"mode": "Continuos"})),
     Refused("`batchng:`, a field that is not there", 'unknown field "spec.batchng"', make_unknown),
     Refused("`model.uri: https://huggingface.co/...`",
-            "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket), pvc://",
+            "must start with hf:// (Hugging Face hub), s3:// (bucket), pvc://",
             partial(make, model={"uri": "https://huggingface.co/Qwen/Qwen3-0.6B"})),
     Refused("`batching.window` with `mode: Continuous`", "window is only for modes Static and Dynamic",
             partial(make, batching={"mode": "Continuous", "window": "10ms"})),
@@ -145,7 +145,7 @@ REPORTED = (
                     "example/model at https://huggingface.co cannot be fetched: ConnectError: [Errno -2] Name or "
                     "service not known"), {"model": HUB},
          on_cluster={"model": HUB}),
-    Reported("`model.secretRef` names a Secret that is not there", "6 s", "SecretNotFound",
+    Reported("`model.secretRef` names a Secret that is not there", "2 s", "SecretNotFound",
          NO_SECRET, fetch_failed("SecretNotFound", NO_SECRET), {"model": HUB},
          on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
     Reported("an encoder-decoder", "10 s", "UnsupportedModel",

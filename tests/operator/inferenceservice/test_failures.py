@@ -33,12 +33,13 @@ def test_what_the_engine_says_is_what_the_user_reads() -> None:
 def test_the_engine_s_settings_are_reported_as_fields_of_the_resource() -> None:
     message = (
         "`num_kv_blocks` gives 8 KV blocks; set `max_model_len` to 128 or `device: auto`, not `dtype: float16`; "
-        "use `kv_cache_dtype: int8`; "
+        "use `kv_cache_dtype: int8`; remove `draft_model` or `speculation: draft`; "
         "`warmup` and `host` stay; `rm -rf`"
     )
     assert find(ended(last_words_of("KVBudgetTooSmall", message))).message == (
         "kvCache.blockBudget gives 8 KV blocks; set engine.maxModelLen to 128 or engine.device: Auto, "
         "not engine.dtype: Float16; use kvCache.dtype: INT8; "
+        "remove speculation.draft.uri or speculation.method: Draft; "
         "CONVEYOR_ENGINE_WARMUP in pod.env and `host` stay; `rm -rf`"
     )
 

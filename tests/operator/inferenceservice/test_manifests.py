@@ -203,6 +203,30 @@ def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() ->
     assert "credentials" not in str(container("engine", model=model))
 
 
+def test_a_draft_model_is_fetched_beside_the_model_with_the_same_secret() -> None:
+    spec: dict[str, Any] = {
+        "model": {"uri": "hf://example/model@v1", "secretRef": {"name": "hub"}},
+        "speculation": {"method": "Draft", "draft": {"uri": "hf://example/small"}, "maxTokens": 4},
+        "engine": {"device": "Auto"},
+    }
+    model, draft = template(**spec)["spec"]["initContainers"]
+    assert draft["name"] == "fetch-draft"
+    assert draft["command"][4:8] == ["--uri", "hf://example/small", "--target", "/models/hf/example/small/main"]
+    assert {key for key in draft if draft[key] != model[key]} == {"name", "command", "volumeMounts"}
+    found = config(**spec)
+    assert (found["speculation"], found["draft_model"]) == ("draft", "/models/hf/example/small/main")
+    assert found["speculation_tokens"] == 4
+
+
+def test_a_draft_model_in_the_model_s_claim_is_in_its_mount() -> None:
+    draft = {"method": "Draft", "draft": {"uri": "pvc://weights/small"}}
+    spec: dict[str, Any] = {"model": {"uri": "pvc://weights/a"}, "speculation": draft, "engine": {"device": "Auto"}}
+    assert config(**spec)["draft_model"] == "/models/pvc/small"
+    assert len(template(**spec)["spec"]["volumes"]) == len(
+        template(model={"uri": "pvc://weights/a"})["spec"]["volumes"]
+    )
+
+
 def test_a_bucket_s_model_is_fetched_into_the_cache_with_the_keys_of_its_secret() -> None:
     model = {"uri": "s3://models/team/qwen", "secretRef": {"name": "bucket"}}
     pod = {"env": [{"name": "AWS_ENDPOINT_URL", "value": "https://s3.example.com"}]}

@@ -44,6 +44,7 @@ RESOURCE_FIELDS: Final = {
     "objective_inter_token_latency_seconds": "batching.objectives.interTokenLatency",
     "objective_latency_seconds": "batching.objectives.latency",
     "speculation": "speculation.method",
+    "draft_model": "speculation.draft.uri",
     "speculation_tokens": "speculation.maxTokens",
     "max_num_queued_requests": "engine.maxQueuedRequests",
     "class_shares": "queue.classes",
@@ -121,6 +122,7 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec, has_ipv6: bool
 
 def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
     batching, cache, cache_strategy = spec.batching, spec.kv_cache, spec.model.cache.strategy
+    draft = spec.draft_model
     return {
         "model": spec.model.source.directory,
         "served_model_name": spec.model.name or owner.name,
@@ -146,6 +148,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "batching_eager": batching.eager or None,
         **_build_objectives(spec.batching.objectives),
         "speculation": spec.speculation and spec.speculation.method.lower(),
+        "draft_model": draft and draft.source.directory,
         "speculation_tokens": spec.speculation and spec.speculation.max_tokens,
         "max_num_queued_requests": spec.engine.max_queued_requests,
         "class_shares": {str(each.level): each.max_share for each in spec.queue.classes if each.max_share} or None,

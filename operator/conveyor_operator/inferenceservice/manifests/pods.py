@@ -1,9 +1,9 @@
 """Builds the pod template of engines. Pure.
 
-An initContainer fetches or checks the model, and a container serves it. One more initContainer fetches each adapter
-with a Secret. `tls` changes ports and probes afterwards. The pods meet the "restricted" Pod Security standard. Labels
-and annotations contain no version, so that an upgrade of the operator restarts no engine. For the same reason a test
-compares the rendered template, so that only deliberate changes alter it.
+An initContainer fetches or checks the model, and a container serves it. One more initContainer fetches a draft model,
+and one each adapter with a Secret. `tls` changes ports and probes afterwards. The pods meet the "restricted" Pod
+Security standard. Labels and annotations contain no version, so that an upgrade of the operator restarts no engine. For
+the same reason a test compares the rendered template, so that only deliberate changes alter it.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from conveyor_operator.loop.owner import Object, Owner
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
+DRAFT_CONTAINER = "fetch-draft"
 
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
@@ -89,8 +90,10 @@ def _fetch_containers(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> l
 
 def _list_fetches(spec: InferenceServiceSpec, adapters: AdapterVolumes) -> list[tuple[str, Model | Adapter, Object]]:
     """Return the name of each fetch container, what it fetches or checks, and the mount of the volume for this."""
+    draft = spec.draft_model
     return [
         (FETCH_CONTAINER, spec.model, build_model_mount(spec)),
+        *([] if draft is None else [(DRAFT_CONTAINER, draft, build_model_mount(spec))]),
         *(
             (f"{FETCH_CONTAINER}-adapter-{number}", adapter, mount)
             for number, (adapter, mount) in enumerate(adapters.fetches)

@@ -1,6 +1,6 @@
 """Builds the Job that downloads a model into its cache before engine pods need it. The Job uses no device. Pure.
 
-The Job's pod runs the same fetch containers as the engine's pods, those of adapters first. Engines fetch the other
+The Job's pod runs the same fetch containers as the engine's pods, that of the model last. Engines fetch the other
 adapters themselves. The pod does not mount claims and images that already contain an adapter: another node may have
 the claim. The Job's name contains a hash of its content,
 so a different fetch is a new Job. The selectors for engine pods do not match the Job's pod. Terms of the affinity that
@@ -42,7 +42,7 @@ def build_prewarm(owner: Owner, template: Object, image: str, one_node: bool) ->
 
 def _build_template(owner: Owner, template: Object, image: str, one_node: bool) -> Object:
     pods, metadata = template["spec"], template["metadata"]
-    fetch, *adapters = (
+    fetch, *others = (
         {**each, "image": each["image"] or image, "resources": of_job(each["resources"])}
         for each in pods["initContainers"]
     )
@@ -51,7 +51,7 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
     spec: Object = {
         **{key: value for key, value in pods.items() if key not in _NOT_FETCHING},
         "restartPolicy": "OnFailure",
-        **({"initContainers": adapters} if adapters else {}),
+        **({"initContainers": others} if others else {}),
         "containers": [fetch],
         "volumes": [volume for volume in pods["volumes"] if volume["name"] not in left_out],
     }

@@ -1,8 +1,8 @@
 """Weights whose numbers are read when they are packed, and not while transformers loads the model.
 
 `reading` gives such tensors to transformers. They have a shape and a type, and record what transformers' loader does
-with them: joining, transposing, conversion. `fuse` and `gpu_packing` read one module after another. Before that, checks
-of the model compute with random numbers in place of the weights (`stand_ins`), so that each weight is read once.
+with them: joining, transposing, conversion. `fuse` reads one module after another. Before that, checks of the model
+compute with random numbers in place of the weights (`stand_ins`), so that each weight is read once.
 """
 
 import math
@@ -285,18 +285,14 @@ def number_weights(model: nn.Module, head: nn.Module | None, is_packed: Callable
                 each.number = each.number or next(_numbers)
                 each.is_table |= isinstance(part, nn.Embedding) or part is head
             else:
-                _put(part, name, nn.Parameter(each.read(), requires_grad=False))
+                _put(part, name, each.read())
 
 
-def read_weights(model: nn.Module, device: torch.device | None = None) -> None:
-    """Read all weights that are still deferred, and move each of them to the device. Tied weights stay one."""
-    found: dict[Deferred, nn.Parameter] = {}
+def read_weights(model: nn.Module) -> None:
+    """Read all weights that are still deferred."""
     for part in model.modules():
         for name, each in _list_deferred(part):
-            if each not in found:
-                found[each] = nn.Parameter(each.read().to(device=device), requires_grad=False)
-                each.forget()
-            _put(part, name, found[each])
+            _put(part, name, each.read())
 
 
 def _list_deferred(part: nn.Module) -> list[tuple[str, Deferred]]:
@@ -304,8 +300,8 @@ def _list_deferred(part: nn.Module) -> list[tuple[str, Deferred]]:
     return [(name, each) for name, each in own if isinstance(each, Deferred)]
 
 
-def _put(part: nn.Module, name: str, value: nn.Parameter) -> None:
+def _put(part: nn.Module, name: str, value: Tensor) -> None:
     if name in part._buffers:
-        part._buffers[name] = value.data
+        part._buffers[name] = value
     else:
-        part._parameters[name] = value
+        part._parameters[name] = nn.Parameter(value, requires_grad=False)

@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 import torch
-from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
@@ -43,16 +42,19 @@ from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.runners.base import Runner
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, peak_bytes
-from conveyor_engine.execution.start import Load, Progress, RunnerStart
+from conveyor_engine.execution.start import Load, Progress, RunnerStart, find_eos_token_ids
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
+from conveyor_engine.tasks.generate.execution.draft import DraftModel, Forward
 from conveyor_engine.tasks.generate.execution.results import start_copy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
 from conveyor_engine.tasks.generate.execution.slices import SlicedEncoder
-from conveyor_engine.wire.kv_tables import KVTables
+from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
+
+Sample = Callable[[Sequence[RowMask]], Callable[[], StepResult]]  # as in `loop.executor`
 
 
 class GenerateRunner(Runner):
@@ -94,6 +96,10 @@ class GenerateRunner(Runner):
             start.progress(f"event=adapters_loaded number={len(adapters)} ranks={sum(each.rank for each in adapters)}")
         if self._sight is None or not (self._sight.is_deep or self._sight.sees_ahead):
             join_layers(self.model)
+        self._draft: DraftModel | None = None
+        if config.speculation == "draft":
+            vocab_size = self.model.get_input_embeddings().num_embeddings
+            self._draft = DraftModel(start, placement, vocab_size, max_model_len)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
         # Graphs have no all-reduce and no states yet.
@@ -102,7 +108,9 @@ class GenerateRunner(Runner):
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
         in_flight = (1 + NUM_AHEAD) * start.max_num_batched_tokens
-        layers, tables = group_layers(layers, max_model_len, config.block_size, in_flight)
+        tables = ONE_TABLE
+        if self._draft is None:  # a draft model's blocks have the numbers of the one table
+            layers, tables = group_layers(layers, max_model_len, config.block_size, in_flight)
         num_rows, parts = start.max_num_seqs + num_spare, list_parts(layers)
         self._rows = Rows(num_rows, max_model_len, config.block_size, self.device, parts, tables.full)
         if self._sight is not None and self._sight.has_axes:
@@ -113,7 +121,7 @@ class GenerateRunner(Runner):
             self.model,
             max_model_len=max_model_len,
             attention_backend=self.backend.name,
-            eos_token_ids=_eos_token_ids(self.model),
+            eos_token_ids=find_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
             kv_tables=tables,
         )
@@ -213,12 +221,18 @@ class GenerateRunner(Runner):
         step_bytes += self._sight.step_bytes + KEPT_BYTES if self._sight is not None else 0
         if self._adapters is not None:
             self._adapters.reserved_bytes = step_bytes
+        step_bytes += self._draft.step_bytes if self._draft is not None else 0
         step_bytes += start.max_num_seqs * row_bytes(shapes) + bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
             step_bytes += num_sets * self._find_step_bytes(start, largest, max_model_len)
-        return start.allocate_cache(self.backend, layers, max_model_len, step_bytes, num_spare, tables)
+        how = self.backend, layers, max_model_len, step_bytes, num_spare, tables
+        if self._draft is None:
+            return start.allocate_cache(*how)
+        num_blocks = start.allocate_cache(*how, draft_bytes=self._draft.block_bytes)
+        self._draft.allocate(num_blocks)
+        return num_blocks
 
     def _find_step_bytes(self, start: RunnerStart, num_tokens: int, max_model_len: int) -> int:
         """Return the bytes that a forward of `num_tokens` tokens needs, with all logits of a step."""
@@ -274,7 +288,7 @@ class GenerateRunner(Runner):
         capacity = facts.kv_tables.count_tokens(facts.num_kv_blocks, facts.block_size, workload.short_tokens)
         return workload.find_largest_graph(facts.max_num_seqs, capacity)
 
-    def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
+    def begin(self, plan: StepPlan) -> Sample:
         """Begin a step: apply the plan's changes and compute the logits. Returns a function that samples, see
         `_sample`.
 
@@ -290,9 +304,12 @@ class GenerateRunner(Runner):
                     self._rows.shift(admitted.row, self._sight.admit(admitted))
             if not plan.rows:
                 return lambda _: partial(self._encode, plan, None, lambda: StepResult(plan.number, []))
+            forwards: list[Forward] = []
+            if self._draft is not None and plan.readings:
+                plan, forwards = self._draft.draft(plan, self._rows)
             shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
             logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
-        sample = partial(self._sample, plan, logits, samples, found)
+        sample = _adding(forwards, partial(self._sample, plan, logits, samples, found))
         return sample if self._sliced is None else (lambda masks: partial(self._encode, plan, began, sample(masks)))
 
     def _encode(self, plan: StepPlan, began: float | None, read: Callable[[], StepResult]) -> StepResult:
@@ -375,6 +392,18 @@ class GenerateRunner(Runner):
         return logits[0]
 
 
+def _adding(forwards: list[Forward], sample: Sample) -> Sample:
+    """Return a function that does what `sample` does, and adds the draft model's forwards to the result."""
+    if not forwards:
+        return sample
+
+    def sample_and_add(masks: Sequence[RowMask]) -> Callable[[], StepResult]:
+        read = sample(masks)
+        return lambda: msgspec.structs.replace(read(), forwards=forwards)
+
+    return sample_and_add
+
+
 def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
     """Tell the linear layers which adapters the tokens of the next forward use."""
     if isinstance(paged, PagedStep):
@@ -382,17 +411,3 @@ def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Page
         adapters.begin(rows.adapters[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
     else:  # a measurement: all tokens use one
         adapters.begin(rows.adapters.new_ones(num_tokens), used)
-
-
-def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """Return the tokens that end a text, from the generation config, otherwise from the model's config.
-
-    Ids that are not in the vocabulary are dropped.
-    """
-    vocab_size = model.get_input_embeddings().num_embeddings
-    for config in (model.generation_config, model.config.get_text_config()):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            token_ids = [eos] if isinstance(eos, int) else eos
-            return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
-    return ()
