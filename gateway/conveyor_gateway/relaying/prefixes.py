@@ -2,7 +2,7 @@
 
 Called by `request_life`. `admission` sends requests with the same prefix to the same engine, as far as its load allows.
 The prefix of a conversation is the same in each of its turns: the system messages, and the beginning of the first other
-message. ADR 122 has the reasons, and ADR 125 the limits of what is read.
+message. ADR 122 has the reasons, ADR 125 the limits of what is read, and ADR 162 what is read of an image.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from conveyor_gateway.relaying.bodies import QueueFields
+from conveyor_gateway.relaying.images import sample_image
 from conveyor_gateway.watching.catalog import Service
 
 # Of a first message or a prompt. OpenAI hashes about 256 tokens (https://developers.openai.com/api/docs/guides/prompt-caching).
@@ -66,8 +67,11 @@ def find_prefix(fields: QueueFields, service: Service) -> int | None:
     system = [message.content for message in messages if message.is_system]
     others = [message.content for message in messages if not message.is_system] if messages else [prompt]
     names = (fields.model, fields.cache_salt, fields.prompt_cache_key, fields.system, fields.instructions)
-    beginning = [memoryview(other)[:MAX_BEGINNING_BYTES] for other in others]
-    parts = b"\0".join([*_cut((*names, *system), MAX_SYSTEM_BYTES), *beginning])  # JSON contains no such byte
+    beginning = (memoryview(other)[:MAX_BEGINNING_BYTES] for other in others)
+    # Files of one camera or program begin alike, so the beginning does not tell them apart.
+    samples = (sample_image(other, MAX_BEGINNING_BYTES) for other in others)
+    # JSON contains no byte 0.
+    parts = b"\0".join([*_cut((*names, *system), MAX_SYSTEM_BYTES), *beginning, *samples])
     return _hash(parts)
 
 

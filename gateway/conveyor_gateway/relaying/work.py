@@ -9,9 +9,11 @@ from typing import Final
 from conveyor_gateway.admission.ticket import Work
 from conveyor_gateway.engines.exchange import EngineAnswer
 from conveyor_gateway.relaying.bodies import QueueFields
+from conveyor_gateway.relaying.images import estimate_image_bytes
 from conveyor_gateway.watching.catalog import Service
 
 BYTES_PER_TOKEN: Final = 4
+_IMAGE_BYTES_PER_TOKEN: Final = 256  # in base64: a JPEG of a megapixel has about 300 KB, and 1,300 tokens in Qwen-VL
 _EVENT_BYTES: Final = 256  # of a stream's event, which has about one token
 _UNKNOWN_LENGTH_TOKENS: Final = 4096
 
@@ -20,7 +22,9 @@ def estimate_work(service: Service, body: bytes, fields: QueueFields, may_genera
     """Return the expected tokens of the prompt, and the most that the answer may have."""
     longest = service.max_model_len or _UNKNOWN_LENGTH_TOKENS
     answer_tokens = fields.count_answer_tokens(longest) if may_generate else 0
-    return Work(min(len(body) // BYTES_PER_TOKEN, longest), answer_tokens)
+    image_bytes = estimate_image_bytes(body)
+    prompt_tokens = (len(body) - image_bytes) // BYTES_PER_TOKEN + image_bytes // _IMAGE_BYTES_PER_TOKEN
+    return Work(min(prompt_tokens, longest), answer_tokens)
 
 
 def find_work(answer: EngineAnswer, expected: Work, sent_bytes: int) -> Work:

@@ -1,6 +1,8 @@
 """Tests which requests have the same prefix, and that those go to the same engine through a whole gateway."""
 
+import base64
 import json
+import random
 from typing import Any
 
 import aiohttp
@@ -28,6 +30,7 @@ def turn(role: str, content: Any) -> Json:
     return {"role": role, "content": content}
 
 
+SYSTEM = turn("system", "Be brief.")
 HELLO = turn("user", "Hello")
 
 
@@ -77,6 +80,50 @@ def test_of_long_texts_the_beginning_counts() -> None:
     assert find(messages=[turn("user", LONG + "a")]) == find(messages=[turn("user", LONG + "b")])
 
 
+def picture(data: bytes, kind: str) -> Json:
+    """An image with 2 KB of metadata that all images of a camera have, as each API sends it."""
+    encoded = base64.b64encode(bytes(2000) + data).decode()
+    if kind == "anthropic":
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
+    url = f"data:image/png;base64,{encoded}"
+    return {"type": "image_url", "image_url": {"url": url}} if kind == "chat" else {"type": kind, "image_url": url}
+
+
+@pytest.mark.parametrize("kind", ["chat", "input_image", "anthropic"])
+@pytest.mark.parametrize("num_bytes", [100, 1000, 100_000])
+def test_images_that_begin_alike_have_different_prefixes(kind: str, num_bytes: int) -> None:
+    numbers = random.Random(0)
+    data = numbers.randbytes(num_bytes)
+    other = numbers.randbytes(num_bytes)
+    question, next_question = ({"type": "text", "text": f"{text} {'x' * 3000}"} for text in ("What is it?", "And now?"))
+
+    def of(*parts: Json) -> int | None:
+        return find(messages=[SYSTEM, turn("user", [*parts])])
+
+    assert of(picture(data, kind), question) != of(picture(other, kind), question)
+    assert of(picture(data, kind), question) != of(picture(data[:-1], kind), question), "also if only the end differs"
+    assert of(picture(data, kind), question) == of(picture(data, kind), next_question)
+    assert of(picture(data, kind), question) == of(picture(data, kind), picture(other, kind))
+
+
+@pytest.mark.parametrize("text", ["word " * 1000, "\u4f60\u597d" * 1000, "\\/" * 2000, "a\n" * 2000])
+def test_of_a_text_in_parts_the_beginning_counts(text: str) -> None:
+    one, other = (find(messages=[turn("user", [{"type": "text", "text": text + end}])]) for end in "ab")
+    assert one == other
+
+
+def test_a_number_as_long_as_an_image_is_no_error() -> None:
+    for body in (b'{"prompt":%b}', b'{"messages":[{"role":"user","content":%b}]}'):
+        find_prefix(read_queue_fields(body % (b"1" * 5000)), SERVICE)
+
+
+def test_slashes_may_be_escaped_in_an_image() -> None:
+    """As PHP does."""
+    image = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:image/png;base64,%b"}]}]}'
+    bodies = [image % (b"\\/9j" * 400 + end * 100) for end in (b"AAAA", b"BBBB")]
+    assert len({find_prefix(read_queue_fields(body), SERVICE) for body in bodies}) == 2
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -91,9 +138,6 @@ def test_a_body_without_a_prompt_or_that_is_not_read_has_no_prefix(body: bytes) 
 @pytest.mark.parametrize("messages", [[None], [1, "a"], [[]], [{"role": 1}], "text", {"role": "user"}])
 def test_messages_of_any_form_are_read(messages: Any) -> None:
     assert find(messages=messages) is not None
-
-
-SYSTEM = turn("system", "Be brief.")
 
 
 @pytest.mark.parametrize(
