@@ -183,6 +183,26 @@ FAMILIES: Final[dict[str, Family]] = {
         tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
         around=("<|IMAGE_START|>", "<|IMAGE_END|>"),
     ),
+    "deepseek_ocr2": Family(
+        "<image>",
+        {
+            "text_config": _TEXT
+            | {
+                "mlp_layer_types": ["dense", "sparse", "sparse"], "n_routed_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32, "n_shared_experts": 1,
+            },
+            "vision_config": {
+                "sam_config": {
+                    "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+                    "image_size": 768, "patch_size": 64, "window_size": 5, "global_attn_indexes": [1],
+                    "downsample_channels": [24, 32], "initializer_range": 0.3,
+                },
+                "encoder_config": _SIZES | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+            },
+        },
+        {"height": 768, "width": 768},  # whose 144 queries are those of the family
+        processor={"patch_size": 16},
+    ),
     "llava": Family(
         "<image>",
         {"text_config": _TEXT | {"model_type": "llama"}, "vision_config": _TOWER | {"model_type": "clip_vision_model"}},

@@ -55,6 +55,7 @@ class SeeingReference:
         self.answers = [self.generate(*prompt) for prompt in self.prompts]
         # Of a small step, for chunks. A step must have room for an image that is computed whole.
         spans = [each.span for _, placed in self.prompts for each in placed]
+        self.max_model_len = max(224, *(len(tokens) + MAX_TOKENS for tokens, _ in self.prompts))
         self.step_tokens = max(13, *(each.end - each.start for each in spans)) if kind in WHOLE else 13
 
     def make_prompt(self, images: Sequence[Image.Image], seed: int) -> Prompt:
@@ -92,7 +93,8 @@ class SeeingReference:
     def make_core(self, **changes: Any) -> EngineCore:
         values: dict[str, Any] = {
             "model": str(self.directory), "device": "cpu", "dtype": "float32", "max_num_seqs": 4,
-            "max_num_batched_tokens": self.step_tokens, "max_model_len": 224, "num_kv_blocks": 64, "warmup": False,
+            "max_num_batched_tokens": self.step_tokens, "max_model_len": self.max_model_len,
+            "num_kv_blocks": 64, "warmup": False,
             "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
         }  # fmt: skip
         config = EngineConfig(**(values | changes))
@@ -101,7 +103,7 @@ class SeeingReference:
         return EngineCore(config, self.runner)
 
 
-def add(core: EngineCore, request_id: str, prompt: Prompt) -> None:
+def add(core: EngineCore, request_id: str, prompt: Prompt, adapter: int = 0) -> None:
     tokens, placed = prompt
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     spans = [each.span for each in placed]
@@ -112,6 +114,7 @@ def add(core: EngineCore, request_id: str, prompt: Prompt) -> None:
             params=params,
             payload=encode_pictures(placed),
             pictures=spans,
+            adapter=adapter,
         )
     )
 

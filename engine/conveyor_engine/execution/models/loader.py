@@ -112,7 +112,7 @@ def _read_weights(
     """Return the model and transformers' report. With `restoring`, the weights are the restored ones."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": None, "output_loading_info": True}
     if kind.own_attention and kind.classes[type(config)]._can_set_attn_implementation():
-        options["attn_implementation"] = interface.IMPLEMENTATION
+        options["attn_implementation"] = _choose_attention(config)
     if restoring is None:
         options |= {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
         loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.auto_class.from_pretrained(directory, **options)
@@ -124,6 +124,22 @@ def _read_weights(
             options["config"] = config.get_text_config()  # as the automatic classes do
         loaded = model_class.from_pretrained(None, state_dict=dict(restoring.tensors), **options)
     return loaded
+
+
+def _choose_attention(config: PretrainedConfig) -> dict[str, str | None]:
+    """Return our attention for the text model, and transformers' own for encoders, some of which know no other."""
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    decoder = config.get_text_config()
+    return {"": interface.IMPLEMENTATION} | {
+        name: interface.IMPLEMENTATION if _has_part(part, decoder) else None for name, part in parts.items()
+    }
+
+
+def _has_part(config: PretrainedConfig | None, wanted: PretrainedConfig) -> bool:
+    """Return whether the configuration is the wanted one or contains it."""
+    if config is None or config is wanted:
+        return config is wanted
+    return any(_has_part(getattr(config, name, None), wanted) for name in config.sub_configs)
 
 
 def _checkpoint(path: str, config: PretrainedConfig, kind: ModelKind) -> Checkpoint:
