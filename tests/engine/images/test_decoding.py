@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 from tests.engine.image_models import draw, encode
 from transformers.image_utils import load_image
 
@@ -19,14 +19,15 @@ from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.images.decoding import ASPECT_MAX, PIXELS_MAX, decode_image, read_base64
 
 
-def png(width: int, height: int, depth: int = 8, colour: int = 2, rows: bytes = b"") -> bytes:
+def png(width: int, height: int, depth: int = 8, colour: int = 2, rows: bytes = b"", profile: bytes = b"") -> bytes:
     """A PNG by hand: its header may promise anything."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    before = chunk(b"iCCP", b"a\0\0" + zlib.compress(profile, 9)) if profile else b""
+    body = chunk(b"IHDR", header) + before + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
 
@@ -36,10 +37,15 @@ def exif(orientation: int) -> Image.Exif:
     return data
 
 
-def animated() -> bytes:
+def animated(kind: str) -> bytes:
     file = io.BytesIO()
-    draw(1).save(file, "GIF", save_all=True, append_images=[draw(2), draw(3)])
+    draw(1).save(file, kind, save_all=True, append_images=[draw(2), draw(3)])
     return file.getvalue()
+
+
+def profile() -> bytes:
+    """Return a profile of colours that are not sRGB's."""
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
 
 
 def transparent(mode: str) -> Image.Image:
@@ -54,7 +60,7 @@ RIGHT: dict[str, bytes] = {
     "progressive jpeg": encode(draw(0), "JPEG", progressive=True),
     "webp": encode(draw(0), "WEBP", lossless=True),
     "gif": encode(draw(0), "GIF"),
-    "animated gif": animated(),
+    **{f"animated {kind}": animated(kind) for kind in ("GIF", "PNG", "WEBP")},
     "grey": encode(draw(0, mode="L")),
     "grey jpeg": encode(draw(0, mode="L"), "JPEG"),
     "black and white": encode(draw(0, mode="1")),
@@ -65,6 +71,7 @@ RIGHT: dict[str, bytes] = {
     "grey and transparent": encode(transparent("LA")),
     "cmyk jpeg": encode(draw(0, mode="CMYK"), "JPEG"),
     "16 bits in each of three colours": png(3, 2, 16, 2, (b"\0" + bytes(range(18))) * 2),
+    **{f"{kind} with a profile": encode(draw(0), kind, icc_profile=profile()) for kind in ("JPEG", "PNG", "WEBP")},
     "one pixel": encode(draw(0, (1, 1))),
     "a line": encode(draw(0, (ASPECT_MAX, 1))),
     **{f"turned {number}": encode(draw(0), "JPEG", exif=exif(number)) for number in range(1, 9)},
@@ -98,9 +105,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "16 bits of grey": (png(3, 2, 16, 0, (b"\0" + bytes(6)) * 2), r"more than 8 bits .* save it with 8"),
     "too many pixels": (png(5000, 5000), f"5000 x 5000 pixels; at most {PIXELS_MAX}"),
     "a bomb": (png(60_000, 60_000), "60000 x 60000 pixels"),
+    "a profile that is a bomb": (png(3, 2, rows=bytes(20), profile=bytes(20_000_000)), "is a broken image"),
     "no width": (png(0, 4), "is"),
     "1 x 50000": (png(1, 50_000), "one side may be 100 times the other at most"),
-    "50000 x 1": (png(50_000, 1), "one side may be 100 times the other at most"),
+    "60000 x 1": (png(60_000, 1), "one side may be 100 times the other at most"),
 }
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import numpy as np
 import openai
 import pytest
 import torch
 from PIL import Image
+from tests.engine.images.test_decoding import png, profile
 from tests.engine.processes import EngineServer
 from tests.engine.seeing_models import make_image, save_seeing_model
 from transformers import AutoImageProcessor, AutoTokenizer, LlavaProcessor
 
+from conveyor_engine.images.decoding import shrink
 from e2e.cluster.paths import REPOSITORY
 
 KIND = "llava"
@@ -23,14 +26,14 @@ MAX_TOKENS = 6
 QUESTION = "What is this?"
 
 
-def encode(image: Image.Image, kind: str = "PNG") -> str:
+def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     file = io.BytesIO()
-    image.save(file, kind)
+    image.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def as_url(image: Image.Image, kind: str = "PNG") -> str:
-    return f"data:image/{kind.lower()};base64,{encode(image, kind)}"
+def as_url(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    return f"data:image/{kind.lower()};base64,{encode(image, kind, **options)}"
 
 
 IMAGES = [make_image(80, 60, seed) for seed in range(3)]
@@ -221,6 +224,59 @@ def test_images_of_any_kind_are_read(seeing: Seeing, image: Image.Image) -> None
     assert answer.usage.prompt_tokens > 16
 
 
+def score(seeing: Seeing, messages: Any) -> list[tuple[str, float]]:
+    """Return the tokens of an answer with their log probabilities."""
+    answer = seeing.openai.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=3, temperature=0, logprobs=True
+    )
+    assert answer.choices[0].logprobs is not None
+    return [(each.token, round(each.logprob, 4)) for each in answer.choices[0].logprobs.content or ()]
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        (as_url(IMAGES[1], exif=turned(6)), IMAGES[1].transpose(Image.Transpose.ROTATE_270)),
+        (as_url(IMAGES[1], exif=turned(2)), IMAGES[1].transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+        (as_url(IMAGES[1], save_all=True, append_images=IMAGES[2:]), IMAGES[1]),
+        (as_url(IMAGES[1], icc_profile=profile()), IMAGES[1]),
+    ],
+    ids=["turned", "mirrored", "animated", "with a profile"],
+)
+def test_metadata_turn_an_image_and_change_nothing_else(seeing: Seeing, url: str, plain: Image.Image) -> None:
+    assert score(seeing, chat(url)) == score(seeing, chat(as_url(plain)))
+    assert score(seeing, chat(as_url(plain))) != score(seeing, chat(as_url(IMAGES[2])))
+
+
+def test_with_low_detail_a_small_version_is_read(seeing: Seeing) -> None:
+    numbers = np.random.default_rng(0)
+    large = Image.fromarray(numbers.integers(0, 256, (1000, 1000, 3), dtype=np.uint8))
+    details: dict[str, Any] = {}
+    for detail in ("low", "auto", "high"):
+        messages = chat(as_url(large))
+        messages[0]["content"][1]["image_url"]["detail"] = detail
+        details[detail] = score(seeing, messages)
+    assert details["low"] == score(seeing, chat(as_url(shrink(large, 2**18))))
+    assert details["auto"] == details["high"] == score(seeing, chat(as_url(large))) != details["low"]
+
+
+def test_bombs_in_chats_are_refused_one_by_one(seeing: Seeing) -> None:
+    """Small files, whose headers promise gigabytes of pixels."""
+    bomb = f"data:image/png;base64,{base64.b64encode(png(60_000, 60_000, rows=bytes(10_000_000))).decode()}"
+    for urls in ([bomb], [as_url(IMAGES[0]), bomb], [bomb] * 64):
+        parts: Any = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        problem = f"image {0 if urls[0] == bomb else 1} of the messages has 60000 x 60000 pixels"
+        with pytest.raises(openai.BadRequestError, match=problem):
+            seeing.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}])
+    seeing.openai.chat.completions.create(model="tiny", messages=chat(as_url(IMAGES[0])), max_tokens=1)
+
+
 def test_a_text_with_the_image_s_token_is_refused_beside_images_only(seeing: Seeing) -> None:
     in_call = {"type": "function", "id": "a", "function": {"name": "f", "arguments": '{"a": "<image>"}'}}
     in_parts = [{"type": "text", "text": text} for text in ("<ima", "ge>")]
@@ -238,8 +294,12 @@ def test_a_text_with_the_image_s_token_is_refused_beside_images_only(seeing: See
     ("messages", "problem"),
     [
         (chat(as_url(IMAGES[0])) * 65, "the messages have 65 images; at most 64 are allowed"),
+        (chat(as_url(IMAGES[0])) * 1000, "the messages have 1000 images; at most 64 are allowed"),
         ([{"role": "assistant", "content": chat(as_url(IMAGES[0]))[0]["content"]}], "an assistant's message has no"),
-        ([{"role": "user", "content": [{"type": "input_audio"}]}], "takes parts of type 'text' and 'image_url' only"),
+        *(
+            ([{"role": "user", "content": [{"type": kind}]}], "takes parts of type 'text' and 'image_url' only")
+            for kind in ("input_audio", "audio_url", "video_url", "video", "file")
+        ),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "must have a string `url`"),
     ],
 )
