@@ -1,8 +1,14 @@
 """The attacks of the command `hostile-engine`: bodies, and what connections send before they stall. Pure."""
 
+import base64
+import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+from PIL import Image
 
 BODY_BYTES = 4 * 2**20 - 64
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -64,6 +70,36 @@ def forms() -> dict[str, dict[str, Any]]:
         "29 intersections": meet(29), "17 intersections": meet(17),
         "180 equal branches": branch(180, equal=True), "180 branches": branch(180, equal=False),
     }  # fmt: skip
+
+
+def pictures() -> dict[str, Attack]:
+    """Return chats with images of few bytes and many pixels."""
+    large, small = (_save(Image.new("RGB", (side, side), "red")) for side in (4096, 64))
+    return {
+        "64 bombs": _show([_promise(small, 60_000)] * 64),
+        "1,000 images": _show([small] * 1000),
+        "60,000 x 1": _show([_save(Image.new("1", (60_000, 1)))] * 64),
+        "64 of 16 MP": _show([large] * 64),
+        "2 of 16 MP": _show([large] * 2),
+    }
+
+
+def _show(images: list[bytes]) -> Attack:
+    urls = (f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images)
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return CHAT, json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode(), None
+
+
+def _save(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def _promise(image: bytes, side: int) -> bytes:
+    """Return the PNG with a header that promises this side."""
+    header = b"IHDR" + struct.pack(">II", side, side) + image[24:29]
+    return image[:12] + header + struct.pack(">I", zlib.crc32(header)) + image[33:]
 
 
 def patterns(number: int) -> bytes:

@@ -1,9 +1,10 @@
 """Measures how a hostile client that reaches an engine directly affects the engine's other clients.
 
-It runs a real engine server with a tiny random model whose context is 131,072 tokens. Another process reads a stream,
-alone and beside each attack. For some bodies, "alone" is beside a plain body that causes the same work. Probes use new
-connections. The figure for memory is the growth of all processes together: the proportional set sizes of the API
-process, its fork server and its workers, and the resident set of the engine process. Exits with 1 if a bar is missed.
+It runs a real engine server with a tiny random model whose context is 131,072 tokens, and another whose model reads
+images. Another process reads a stream, alone and beside each attack. For some bodies, "alone" is beside a plain body
+that causes the same work. Probes use new connections. The figure for memory is the growth of all processes together:
+the proportional set sizes of the API process, its fork server and its workers, and the resident set of the engine
+process. Exits with 1 if a bar is missed.
 The last line is a JSON array with an object for each attack.
 """
 
@@ -23,14 +24,24 @@ from typing import Any
 import httpx
 from tests.engine import chat_model
 from tests.engine.processes import EngineServer, wait_until
+from tests.engine.seeing_models import save_seeing_model
 
-from conveyor_bench.hostile.engine.attacks import COMPLETION, Attack, bodies, build_head, connections, patterns
+from conveyor_bench.hostile.engine.attacks import (
+    COMPLETION,
+    Attack,
+    bodies,
+    build_head,
+    connections,
+    patterns,
+    pictures,
+)
 from conveyor_bench.hostile.engine.prober import Prober
 from conveyor_bench.processes import Child
 from conveyor_load.percentiles import percentile
 
 CONTEXT_TOKENS = 131_072
 GAP_BAR_MS, MEMORY_BAR_MIB, PROBE_BAR_SECONDS, WAIT_BAR_SECONDS = 50.0, 200.0, 1.0, 1.0
+PICTURES_BAR_MIB = 512.0  # what reading the images of a request may take (docs/images-in-chats.md)
 ENGINE_BAR_MIB = 100.0  # of the engine process: it holds 64 MiB of prompts at most (docs/adr/0056)
 
 
@@ -55,7 +66,9 @@ def p99_gap_beside(server: EngineServer, work: Callable[[], Any]) -> tuple[float
     return percentile(gaps, 99), result
 
 
-def try_body(server: EngineServer, name: str, attack: Attack, times: int, seconds: float) -> Row:
+def try_body(
+    server: EngineServer, name: str, attack: Attack, times: int, seconds: float, memory_bar: float = MEMORY_BAR_MIB
+) -> Row:
     path, body, compared = attack
 
     def send(content: bytes) -> str:
@@ -66,13 +79,16 @@ def try_body(server: EngineServer, name: str, attack: Attack, times: int, second
     alone, _ = p99_gap_beside(server, (lambda: send(compared)) if compared else lambda: time.sleep(seconds))
     with Prober(server) as prober:
         beside, status = p99_gap_beside(server, lambda: send(body))
-    return make_row(name, "p99 gap, ms", alone, beside, GAP_BAR_MS, prober, status)
+    return make_row(name, "p99 gap, ms", alone, beside, GAP_BAR_MS, prober, status, memory_bar)
 
 
-def make_row(name: str, what: str, alone: float, beside: float, bar: float, prober: Prober, status: str) -> Row:
+def make_row(
+    name: str, what: str, alone: float, beside: float, bar: float, prober: Prober, status: str,
+    memory_bar: float = MEMORY_BAR_MIB,
+) -> Row:  # fmt: skip
     """Return a row of the table. bar: by how much the figure may increase beside the attack."""
     probe_seconds = prober.slowest_seconds
-    passed = beside - alone < bar and prober.grown < MEMORY_BAR_MIB and probe_seconds < PROBE_BAR_SECONDS
+    passed = beside - alone < bar and prober.grown < memory_bar and probe_seconds < PROBE_BAR_SECONDS
     return Row(name, what, alone, beside, prober.grown, prober.engine_grown, probe_seconds, status, passed)
 
 
@@ -135,6 +151,23 @@ def try_queue(server: EngineServer, name: str, count: int, num_tokens: int) -> R
     return make_row(name, "engine, MiB", 0.0, prober.engine_grown, ENGINE_BAR_MIB, prober, status)
 
 
+def try_pictures(folder: Path, names: list[str], times: int, seconds: float) -> list[Row]:
+    """Send chats with images to an engine whose model reads them."""
+    attacks = {name: attack for name, attack in pictures().items() if not names or name in names}
+    rows = list[Row]()
+    if not attacks:
+        return rows
+    save_seeing_model("llava", folder / "seeing")
+    with EngineServer(folder / "seeing-server", folder / "seeing", num_threads=1, max_num_seqs=16) as server:
+        server.wait_ready()
+        for name, attack in attacks.items():
+            rows.append(try_body(server, name, attack, times, seconds, PICTURES_BAR_MIB))
+            print_row(rows[-1])
+        server.terminate()
+        server.wait_exit()
+    return rows
+
+
 def run(names: list[str], times: int, seconds: float) -> list[Row]:
     rows = []
     chat_model.CONTEXT_TOKENS = CONTEXT_TOKENS
@@ -159,6 +192,7 @@ def run(names: list[str], times: int, seconds: float) -> list[Row]:
                 print_row(rows[-1])
             server.terminate()
             server.wait_exit()
+        rows += try_pictures(Path(folder), names, times, seconds)
     return rows
 
 
