@@ -21,7 +21,7 @@ _DOCS = Path(__file__).parent
 _PICTURES = _DOCS / "pictures"
 _ROW = re.compile(r"^\| ([AC]) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
 _PAINTED = re.compile(r"^\| (Dynamic|Continuous) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ s \| ([\d.]+) s \|", re.MULTILINE)
-_DRAFTED = re.compile(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", re.MULTILINE)
+_DRAFTED = re.compile(r"^\| (\d+) \| (\d+\.\d) \| (\d+\.\d) \| [\d.]+ \|$", re.MULTILINE)
 _LIGHT, _DARK = "0", "200"  # D2's numbers of themes
 
 
