@@ -58,31 +58,35 @@ CLIENTS = (
         "openai (Python)",
         ("openai==3.54.0",),
         python("openai_python.py"),
-        "models, chat, streams, the SDK's stream helper, log probabilities, completions, eight at once, errors",
+        "models, chat, streams, the SDK's stream helper, log probabilities, completions, a call and its result, "
+        "a schema, eight at once, an abort, a retry, errors",
     ),
     Client(
         "openai (Node)",
         ("npm:openai@7.57.0",),
         ("node", str(PROGRAMS / "openai_node.mjs"), "{url}", "{model}"),
-        "models, chat, streams, the SDK's stream helper, completions, errors",
+        "models, chat, streams, the SDK's stream helper, completions, a call and its result, a schema, an abort, "
+        "a retry, errors",
     ),
     Client(
         "openai (Python), responses",
         ("openai==3.54.0",),
         python("openai_responses.py"),
-        "responses, streams, the SDK's stream helper, parsed answers, a tool call, its result, eight at once, errors",
+        "responses, streams, the SDK's stream helper, parsed answers, a tool call, its result, eight at once, "
+        "an abort, a retry, errors",
     ),
     Client(
         "openai-agents",
         ("openai-agents==0.24.0",),
         python("openai_agents.py"),
-        "an agent's answer, streamed too, an output type, a tool that is called and its result",
+        "an agent's answer, streamed too, an output type, a tool that is called and its result, an abort, a retry",
     ),
     Client(
         "anthropic",
         ("anthropic==2.14.0",),
         python("anthropic_python.py"),
-        "messages, streams, a call of a tool and its result, a schema, token counts, eight at once, errors",
+        "messages, streams, a call of a tool and its result, a schema, token counts, eight at once, an abort, a retry, "
+        "errors",
     ),
     Client(
         "guidellm",
@@ -118,20 +122,21 @@ CLIENTS = (
         LITELLM,
         python("litellm_python.py"),
         "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, text parts with `cache_control`, "
-        "context overflow, a tool, a schema, a fallback for long prompts, Anthropic's adapter, errors",
+        "context overflow, a tool, a schema, a fallback for long prompts, Anthropic's adapter, an abort, a retry, "
+        "errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(
         "langchain-openai",
         ("langchain-openai==1.7.3",),
         python("langchain_python.py"),
-        "`ChatOpenAI`: invoke, stream, batch, async, a chain; `OpenAI`: invoke",
+        "`ChatOpenAI`: invoke, stream, batch, async, a chain, an abort, a retry; `OpenAI`: invoke",
     ),
     Client(
         "llama-index OpenAILike",
         ("llama-index-llms-openai-like==0.8.1",),
         python("llama_index_python.py"),
-        "chat, complete, both streamed, async",
+        "chat, complete, both streamed, async, an abort, a retry",
     ),
     Client(
         "lm-eval",
@@ -150,13 +155,14 @@ CLIENTS = (
         "instructor",
         ("instructor==1.17.0",),
         python("instructor_python.py"),
-        "modes `TOOLS`, `TOOLS_STRICT`, `JSON_SCHEMA` and `MD_JSON`, partial answers, lists, async",
+        "modes `TOOLS`, `TOOLS_STRICT`, `JSON_SCHEMA` and `MD_JSON`, partial answers, lists, async, a retry",
     ),
     Client(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]==2.68.0",),
         python("pydantic_ai_python.py"),
-        "text, streams, output by tool, native and prompted, a tool and its result; over chat and responses",
+        "text, streams, output by tool, native and prompted, a tool and its result, an abort, a retry; over chat and "
+        "responses",
     ),
     Client(
         "langgraph",
@@ -174,13 +180,13 @@ CLIENTS = (
         "outlines",
         ("outlines[openai]==1.3.3",),
         python("outlines_python.py"),
-        "text, streams, a schema, a regular expression, a choice, a grammar",
+        "text, streams, a schema, a regular expression, a choice, a grammar, an abort, a retry",
     ),
     Client(
         "dspy",
         ("dspy==3.4.1",),
         python("dspy_python.py"),
-        "a text, predictions with `JSONAdapter`, several at once",
+        "a text, predictions with `JSONAdapter`, several at once, a retry",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(

@@ -15,6 +15,7 @@ AI_SDK = (
 )
 
 
+OPENHANDS: Final = ("openhands-sdk==1.58.2", "openhands-tools==1.58.2")
 _TASK: Final = "a task of three calls (read, edit, run), and again with a connection that is cut in an answer"
 
 
@@ -62,7 +63,7 @@ def _ai_sdk(provider: str) -> Client:
         f"AI SDK, {provider}",
         AI_SDK,
         ("node", str(PROGRAMS / "ai_sdk.mjs"), provider, "{url}", "{model}"),
-        f"a text, a loop of tools, the same streamed, {schema}the next turn, errors",
+        f"a text, a loop of tools, the same streamed, {schema}the next turn, an abort, a retry, errors",
         task="script",
     )
 
@@ -70,7 +71,9 @@ def _ai_sdk(provider: str) -> Client:
 SCRIPTED: Final = (
     *map(_ai_sdk, ("compatible", "chat", "responses", "anthropic")),
     *(
-        _scripted(f"LangChain.js, {kind}", LANGCHAIN_JS, f"{_LOOPS}, an abort, errors", "langchain_js.mjs", kind)
+        _scripted(
+            f"LangChain.js, {kind}", LANGCHAIN_JS, f"{_LOOPS}, an abort, a retry, errors", "langchain_js.mjs", kind
+        )
         for kind in ("chat", "responses", "anthropic")
     ),
     _scripted(
@@ -82,23 +85,23 @@ SCRIPTED: Final = (
     _scripted(
         "LlamaIndex.TS",
         ("npm:llamaindex@0.12.1", "npm:@llamaindex/openai@0.4.23", "npm:zod@4.6.7"),
-        "a text, a stream, a loop of tools, errors",
+        "a text, a stream, a loop of tools, an abort, a retry, errors",
         "llamaindex_ts.mjs",
     ),
-    _scripted("Haystack", ("haystack-ai==3.4.1",), f"{_LOOPS}, errors", "haystack_python.py"),
+    _scripted("Haystack", ("haystack-ai==3.4.1",), f"{_LOOPS}, an abort, a retry, errors", "haystack_python.py"),
     _scripted(
         "smolagents",
         ("smolagents[openai]==1.26.0",),
-        "a text, a stream with usage, a call, errors",
+        "a text, a stream with usage, a call, an abort, a retry, errors",
         "smolagents_python.py",
     ),
-    _go("openai (Go)", "openai", f"{_LOOPS}, an abort, errors"),
-    _go("anthropic (Go)", "anthropic", f"{_LOOPS}, errors"),
-    _go("LangChainGo", "langchaingo", "a text, a stream, a loop of tools, errors"),
+    _go("openai (Go)", "openai", f"{_LOOPS}, an abort, a retry, errors"),
+    _go("anthropic (Go)", "anthropic", f"{_LOOPS}, an abort, a retry, errors"),
+    _go("LangChainGo", "langchaingo", "a text, a stream, a loop of tools, an abort, errors"),
     _scripted(
         "AutoGen",
         ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
-        "a text, a stream with usage, an agent with a tool, errors",
+        "a text, a stream with usage, an agent with a tool, an abort, a retry, errors",
         "autogen_python.py",
     ),
     _java(
@@ -118,20 +121,28 @@ SCRIPTED: Final = (
         task="script",
         make=build_rust,
     ),
-    _scripted("crewAI", ("crewai==1.15.30",), "a text, an agent with a tool, errors", "crewai_python.py"),
+    _scripted("crewAI", ("crewai==1.15.30",), "a text, an agent with a tool, a retry, errors", "crewai_python.py"),
     _scripted(
-        "mirascope", ("mirascope[openai]==2.8.2",), "a text, a stream, a loop of tools, errors", "mirascope_python.py"
+        "mirascope", ("mirascope[openai]==2.8.2",), "a text, a stream, a loop of tools, an abort, a retry, errors",
+        "mirascope_python.py",
     ),
     _scripted(
         "Semantic Kernel",
         ("semantic-kernel==1.45.0",),
-        "a text, a stream, a function that is called, errors",
+        "a text, a stream, a function that is called, an abort, a retry, errors",
         "semantic_kernel_python.py",
+    ),
+    _scripted(
+        "goose-sdk",
+        ("goose-sdk==0.1.0a13",),
+        "a text, a stream with usage, a loop of tools, a streamed call, an abort, a retry, errors",
+        "goose_python.py",
     ),
     _coding_agent("claude-code", "npm:@anthropic-ai/claude-code@2.1.197"),
     _coding_agent("codex", "npm:@openai/codex@0.171.0"),
     _coding_agent("opencode", "npm:opencode-ai@1.18.33"),
     _coding_agent("mini-swe-agent", "mini-swe-agent==2.4.6"),
+    *([_coding_agent("openhands", *OPENHANDS)] if sys.version_info >= (3, 12) else []),  # as OpenHands requires
     _coding_agent("aider", "aider-chat==0.86.2"),
     _coding_agent("cline", "npm:cline@3.0.65", ran="a task of three calls (read, edit, run)"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ BROKEN_FILE: Final = f"def add(a, b):\n    {BROKEN}\n\n\nassert add(2, 3) == 5\n
 LAST: Final = "All three steps are done: calc.py adds."
 END: Final = "<|end|>"
 CONTEXT_TOKENS: Final = 131_072
-_HIDDEN = 256
+_HIDDEN = 1024  # at least the size of the vocabulary, so that tokens have orthogonal vectors
 _PIECE_CHARACTERS = 10
 
 # In these tokens, because a grammar that leaves no choice of the next text allows only the tokens of this text.
@@ -47,6 +47,11 @@ SCRIPTS: Final[Mapping[str, Sequence[Call]]] = {
         ("read_files", {"files": [{"path": "calc.py"}]}),
         ("editor", {"path": "calc.py", "old_text": BROKEN, "new_text": MENDED}),
         ("run_commands", {"commands": [RUN]}),
+    ],
+    "openhands": [
+        ("terminal", {"command": "cat calc.py"}),
+        ("terminal", {"command": f"sed -i 's/{BROKEN}/{MENDED}/' calc.py"}),
+        ("terminal", {"command": RUN}),
     ],
     "semantic-kernel": [("w-get_weather", {"city": "Paris"})],
     "tools": [("get_weather", {"city": "Paris"})],
@@ -140,14 +145,15 @@ def _write_weights(directory: Path, chains: Sequence[Sequence[int]]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     size, end = 1 + max(map(max, chains)), chains[0][-1]
+    assert size <= _HIDDEN, f"{size} tokens"
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=size, hidden_size=_HIDDEN, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=size, hidden_size=_HIDDEN, intermediate_size=8, num_hidden_layers=1, num_attention_heads=16,
         num_key_value_heads=1, max_position_embeddings=CONTEXT_TOKENS, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=end, pad_token_id=end,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    codes = torch.nn.functional.normalize(torch.randn(size, _HIDDEN), dim=1)
+    codes = torch.nn.init.orthogonal_(torch.empty(size, _HIDDEN))
     follows = torch.zeros(size, _HIDDEN)
     for chain in chains:
         for before, after in pairwise(chain):

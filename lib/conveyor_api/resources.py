@@ -69,6 +69,7 @@ class Resources(ApiModel):
         ),
     )
 
+    # With more entries, the rules above exceed the API server's cost limit.
     requests: Annotated[dict[str, _Amount], Field(max_length=7), _NAMES, _WHOLE] = Field(default_factory=dict)
     """Amounts that are reserved."""
     limits: Annotated[dict[str, _Amount], Field(max_length=10), _NAMES, _WHOLE] = Field(default_factory=dict)

@@ -361,7 +361,9 @@ def test_pod_monitors_find_the_pods_and_their_ports(rendered: list[Json]) -> Non
         assert selector["matchLabels"].items() <= labels.items()
         assert labels[names.NAME_LABEL] in selector["matchExpressions"][0]["values"]
         (endpoint,) = ours["spec"]["podMetricsEndpoints"]
-        assert endpoint == {"port": "admin", "path": names.PROMETHEUS_PATH, "interval": "7s", "honorLabels": True}
+        expected = {"port": "admin", "path": names.PROMETHEUS_PATH, "interval": "7s", "honorLabels": True}
+        relabeled = {"metricRelabelings": endpoint["metricRelabelings"]}  # tests/alerts/test_scrapes.py tries them
+        assert endpoint == {**expected, **relabeled}
         assert "admin" in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert engines["spec"]["selector"]["matchLabels"].items() <= names.child_labels("qwen").items()
     assert engines["spec"]["podMetricsEndpoints"][0]["port"] == names.ENGINE_PORT_NAME

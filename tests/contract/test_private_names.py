@@ -38,7 +38,8 @@ EXTENDED: tuple[type, ...] = (
 # What is read of objects that those classes hold, what is replaced in them, and what the library calls of them.
 HELD = {
     uvicorn.protocols.http.httptools_impl.RequestResponseCycle: (
-        "keep_alive", "more_body", "response_complete", "response_started", "scope",
+        "chunked_encoding", "expected_content_length", "keep_alive", "more_body", "response_complete",
+        "response_started", "scope",
     ),
     uvicorn.protocols.http.httptools_impl.HttpToolsProtocol: ("connections", "eof_received", "send_400_response"),
     uvicorn.server.Server: ("capture_signals", "lifespan", "server_state", "should_exit"),

@@ -29,7 +29,9 @@ FILES = (
     "execution/kernels/test_uniform.py",
     "execution/models/test_triton_layers.py",
     "execution/kernels/test_packed_product.py",
+    "execution/kernels/test_packed_experts.py",
     "execution/models/test_gpu_packing.py",
+    "execution/models/test_gpu_experts.py",
     "test_on_gpu.py",
 )
 FILES_OF_TASKS = (

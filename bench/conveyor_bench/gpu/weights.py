@@ -76,6 +76,4 @@ def _make(kind: Kind, shape: tuple[int, int], group: int, device: torch.device, 
     largest = {"int4": 16, "int8": 256, "fp8": 126}[kind]
     numbers = torch.randint(0, largest, shape, dtype=torch.uint8, device=device)
     scales = torch.rand((shape[0], shape[1] // group), device=device).add(0.5).mul(shape[1] ** -0.5 / largest).to(dtype)
-    packed = pack_weights(kind, numbers, scales)
-    assert packed is not None
-    return packed
+    return pack_weights(kind, numbers, scales)

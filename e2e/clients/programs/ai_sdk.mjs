@@ -2,19 +2,20 @@
 // The model of e2e/demo_model/script.py calls get_weather once, and answers with JSON behind it.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
+import { overloadedAtFirst } from "./overloaded.mjs";
 
 const [provider, url, name] = process.argv.slice(2);
 const require = createRequire(`${process.cwd()}/`);
 const { APICallError, Output, generateText, stepCountIs, streamText, tool } = require("ai");
 const { z } = require("zod");
-const options = { baseURL: url, apiKey: "none" };
-const build = {
-  chat: (id) => require("@ai-sdk/openai").createOpenAI(options).chat(id),
-  responses: (id) => require("@ai-sdk/openai").createOpenAI(options)(id),
-  anthropic: (id) => require("@ai-sdk/anthropic").createAnthropic(options)(id),
-  compatible: (id) => require("@ai-sdk/openai-compatible").createOpenAICompatible(
-    { ...options, name: "conveyor", supportsStructuredOutputs: true, includeUsage: true })(id),
-}[provider];
+const makers = {
+  chat: (options) => require("@ai-sdk/openai").createOpenAI(options).chat,
+  responses: (options) => require("@ai-sdk/openai").createOpenAI(options),
+  anthropic: (options) => require("@ai-sdk/anthropic").createAnthropic(options),
+  compatible: (options) => require("@ai-sdk/openai-compatible").createOpenAICompatible(
+    { ...options, name: "conveyor", supportsStructuredOutputs: true, includeUsage: true }),
+};
+const build = (id, baseURL = url) => makers[provider]({ baseURL, apiKey: "none" })(id);
 
 const cities = [];
 const tools = {
@@ -77,6 +78,17 @@ await run({
     const longer = [...messages, ...first.response.messages, { role: "user", content: "And now?" }];
     const { text } = await generateText({ ...common, messages: longer, tools, stopWhen: stepCountIs(3) });
     assert.deepEqual(JSON.parse(text), forecast);
+  },
+  async abort() {
+    const stopped = new AbortController();
+    const answer = streamText({ ...common, abortSignal: stopped.signal });
+    for await (const part of answer.fullStream) if (part.type === "text-delta") stopped.abort();
+    assert.equal((await generateText(common)).text, "Yes.");
+  },
+  async retry() {
+    await overloadedAtFirst(url, async (proxied) => {
+      assert.equal((await generateText({ ...common, model: build(name, proxied), maxRetries: 1 })).text, "Yes.");
+    });
   },
   async errors() {
     const wrong = generateText({ ...common, model: build("no-such-model") });

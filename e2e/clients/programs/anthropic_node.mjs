@@ -1,8 +1,8 @@
 // Anthropic's client for Node: node anthropic_node.mjs URL MODEL
 // The model of e2e/demo_model/script.py calls get_weather once, and answers with JSON behind it.
 import assert from "node:assert/strict";
-import http from "node:http";
 import { createRequire } from "node:module";
+import { overloadedAtFirst } from "./overloaded.mjs";
 
 const [url, model] = process.argv.slice(2);
 const require = createRequire(`${process.cwd()}/`);
@@ -20,22 +20,6 @@ async function loop(ask) {
   const messages = [...asked.messages, { role: "assistant", content: first.content }, { role: "user", content: [result] }];
   const second = await ask({ ...asked, tools, messages });
   assert.deepEqual(JSON.parse(second.content[0].text), { city: "Paris", degrees: 21 });
-}
-
-// Answers the first request itself with 529, and passes the others on.
-async function behindAnOverloadedProxy(check) {
-  let number = 0;
-  const proxy = http.createServer((request, response) => {
-    if (number++ === 0) return response.writeHead(529).end('{"type":"error","error":{"type":"overloaded_error","message":"x"}}');
-    request.pipe(http.request(baseURL + request.url, { method: request.method, headers: request.headers }, (answer) => {
-      response.writeHead(answer.statusCode, answer.headers);
-      answer.pipe(response);
-    }));
-  });
-  await new Promise((done) => proxy.listen(0, "127.0.0.1", done));
-  await check(`http://127.0.0.1:${proxy.address().port}`);
-  proxy.close();
-  proxy.closeAllConnections();
 }
 
 const checks = {
@@ -62,7 +46,7 @@ const checks = {
     assert.equal((await client.messages.create(asked)).content[0].text, "Yes.");
   },
   async retry() {
-    await behindAnOverloadedProxy(async (proxied) => {
+    await overloadedAtFirst(baseURL, async (proxied) => {
       const retrying = new Anthropic({ baseURL: proxied, apiKey: "none", maxRetries: 1 });
       assert.equal((await retrying.messages.create(asked)).content[0].text, "Yes.");
     });

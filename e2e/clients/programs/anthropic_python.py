@@ -3,7 +3,7 @@
 import asyncio
 
 from anthropic import Anthropic, AsyncAnthropic, BadRequestError, NotFoundError
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 
 BASE = URL.removesuffix("/v1")  # the client adds it
 client = Anthropic(base_url=BASE, api_key="none", max_retries=0)
@@ -62,6 +62,18 @@ def many_at_once() -> None:
     assert all(answer.content[0].text for answer in asyncio.run(send()))
 
 
+def abort() -> None:
+    with client.messages.create(**CALL, stream=True) as events:
+        next(iter(events))
+    assert client.messages.create(**CALL).content
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        retrying = Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=1)
+        assert retrying.messages.create(**CALL).content
+
+
 def errors() -> None:
     image = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
     for wrong, kind, word in (
@@ -77,4 +89,4 @@ def errors() -> None:
         assert named == word, named
 
 
-run(message, stream, tools, schema, count_tokens, many_at_once, errors)
+run(message, stream, tools, schema, count_tokens, many_at_once, abort, retry, errors)

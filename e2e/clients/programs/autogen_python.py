@@ -6,7 +6,7 @@ import openai
 from autogen_agentchat.agents import AssistantAgent
 from autogen_core.models import ModelFamily, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 
 INFO = {
     "vision": False, "function_calling": True, "json_output": True, "structured_output": True,
@@ -15,9 +15,9 @@ INFO = {
 ASKED = [UserMessage(content="How is the weather in Paris?", source="user")]
 
 
-def build(model: str = MODEL) -> OpenAIChatCompletionClient:
+def build(model: str = MODEL, url: str = URL, max_retries: int = 0) -> OpenAIChatCompletionClient:
     return OpenAIChatCompletionClient(
-        model=model, base_url=URL, api_key="none", model_info=INFO, max_tokens=200, max_retries=0
+        model=model, base_url=url, api_key="none", model_info=INFO, max_tokens=200, max_retries=max_retries
     )
 
 
@@ -55,6 +55,21 @@ def agent_with_a_tool() -> None:
     assert result.messages
 
 
+def abort() -> None:
+    async def leave() -> None:
+        pieces = build().create_stream(ASKED)
+        await anext(pieces)
+        await pieces.aclose()
+
+    asyncio.run(leave())
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        assert asyncio.run(build(url=url, max_retries=1).create(ASKED)).content == "Yes."
+
+
 def errors() -> None:
     try:
         asyncio.run(build("no-such-model").create(ASKED))
@@ -63,4 +78,4 @@ def errors() -> None:
     raise AssertionError("the model does not exist")
 
 
-run(text, stream, agent_with_a_tool, errors)
+run(text, stream, agent_with_a_tool, abort, retry, errors)

@@ -6,7 +6,8 @@ export const [url, model] = process.argv.slice(2);
 // The package is in the environment's folder, which is the working directory.
 const openai = createRequire(`${process.cwd()}/`)("openai");
 export const { NotFoundError } = openai;
-export const client = new openai.default({ baseURL: url, apiKey: "none", maxRetries: 0 });
+export const build = (baseURL, maxRetries) => new openai.default({ baseURL, apiKey: "none", maxRetries });
+export const client = build(url, 0);
 
 export async function run(checks) {
   for (const [name, check] of Object.entries(checks)) {

@@ -90,6 +90,11 @@ AGENTS = {
         {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {".config/opencode/opencode.json": opencode_settings()},
     ),
+    "openhands": Agent(
+        ("{env}/bin/python", str(Path(__file__).with_name("openhands_agent.py")), "{base}/v1", "{model}", PROMPT),
+        {},
+        {},
+    ),
     "mini-swe-agent": Agent(
         ("{env}/bin/mini", "-m", "openai/{model}", "-t", PROMPT, "-y", "--exit-immediately"),
         {"OPENAI_API_BASE": "{base}/v1", "OPENAI_API_KEY": "x", "MSWEA_CONFIGURED": "true",

@@ -1,6 +1,6 @@
 """crewAI's model and agent: a text, an agent that calls a tool, an error."""
 
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
@@ -15,8 +15,8 @@ def get_weather(city: str) -> str:
     return "21"
 
 
-def build(model: str = MODEL) -> LLM:
-    return LLM(model=f"openai/{model}", base_url=URL, api_key="none", max_tokens=200, max_retries=0)
+def build(model: str = MODEL, url: str = URL, max_retries: int = 0) -> LLM:
+    return LLM(model=f"openai/{model}", base_url=url, api_key="none", max_tokens=200, max_retries=max_retries)
 
 
 def text() -> None:
@@ -31,6 +31,11 @@ def agent_with_a_tool() -> None:
     assert "21" in str(result)
 
 
+def retry() -> None:
+    with overloaded_at_first() as url:
+        assert build(url=url, max_retries=1).call(ASKED) == "Yes."
+
+
 def errors() -> None:
     reason = ""
     try:
@@ -40,4 +45,4 @@ def errors() -> None:
     assert "not served here" in reason, reason
 
 
-run(text, agent_with_a_tool, errors)
+run(text, agent_with_a_tool, retry, errors)

@@ -1,7 +1,7 @@
 """dspy: a text, and predictions with its adapter for JSON."""
 
 import dspy
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 
 FIELDS = {"unit": {"enum": ["kilo", "mile"]}, "n": {"type": "boolean"}}
 # dspy does not know the model, so its adapter demands any JSON object. The body demands one with these fields.
@@ -11,7 +11,8 @@ SIGNATURE = "question -> unit: str, n: bool"
 
 
 def connect(**more: object) -> dspy.LM:
-    return dspy.LM(f"openai/{MODEL}", api_base=URL, api_key="none", max_tokens=400, cache=False, num_retries=0, **more)
+    fields = {"api_base": URL, "api_key": "none", "max_tokens": 400, "cache": False, "num_retries": 0, **more}
+    return dspy.LM(f"openai/{MODEL}", **fields)
 
 
 def text() -> None:
@@ -31,4 +32,9 @@ def several_at_once() -> None:
         assert len(dspy.Predict(SIGNATURE).batch(examples, disable_progress_bar=True)) == 4
 
 
-run(text, prediction, several_at_once)
+def retry() -> None:
+    with overloaded_at_first() as url:
+        assert connect(api_base=url, num_retries=1)(QUESTION)[0]
+
+
+run(text, prediction, several_at_once, retry)

@@ -7,6 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
 	"os"
 	"strings"
 
@@ -48,6 +52,23 @@ func mustBeForecast(text string) {
 		Degrees int
 	}
 	must(json.Unmarshal([]byte(text), &found) == nil && found.City == "Paris" && found.Degrees == 21, text)
+}
+
+// overloadedAtFirst calls use with a URL whose first request gets 503. Another request must follow.
+func overloadedAtFirst(use func(url string)) {
+	origin := ok(neturl.Parse(url))
+	pass := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&neturl.URL{Scheme: "http", Host: origin.Host}) }}
+	number := 0
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if number++; number == 1 {
+			w.WriteHeader(503)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	defer proxy.Close()
+	use(proxy.URL + origin.Path)
+	must(number == 2, number, " requests were sent")
 }
 
 func openaiChecks() []check {
@@ -96,6 +117,12 @@ func openaiChecks() []check {
 			}
 			text(create(asked))
 		}},
+		{"retry", func() {
+			overloadedAtFirst(func(proxied string) {
+				retrying := openai.NewClient(option.WithBaseURL(proxied), option.WithAPIKey("none"), option.WithMaxRetries(1))
+				text(*ok(retrying.Chat.Completions.New(ctx, asked)))
+			})
+		}},
 		{"errors", func() {
 			wrong := asked
 			wrong.Model = "no-such-model"
@@ -107,9 +134,13 @@ func openaiChecks() []check {
 }
 
 func anthropicChecks() []check {
-	client := anthropic.NewClient(
-		anthropicoption.WithBaseURL(strings.TrimSuffix(url, "/v1")), anthropicoption.WithAPIKey("none"), anthropicoption.WithMaxRetries(0),
-	)
+	build := func(url string, retries int) anthropic.Client {
+		base := strings.TrimSuffix(url, "/v1")
+		return anthropic.NewClient(
+			anthropicoption.WithBaseURL(base), anthropicoption.WithAPIKey("none"), anthropicoption.WithMaxRetries(retries),
+		)
+	}
+	client := build(url, 0)
 	asked := anthropic.MessageNewParams{
 		Model: anthropic.Model(model), MaxTokens: 200,
 		Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(question))},
@@ -118,7 +149,9 @@ func anthropicChecks() []check {
 	withTools.Tools = []anthropic.ToolUnionParam{
 		anthropic.ToolUnionParamOfTool(anthropic.ToolInputSchemaParam{Properties: properties}, "get_weather"),
 	}
-	create := func(params anthropic.MessageNewParams) anthropic.Message { return *ok(client.Messages.New(ctx, params)) }
+	create := func(params anthropic.MessageNewParams) anthropic.Message {
+		return *ok(client.Messages.New(ctx, params))
+	}
 	stream := func(params anthropic.MessageNewParams) anthropic.Message {
 		events, whole := client.Messages.NewStreaming(ctx, params), anthropic.Message{}
 		for events.Next() {
@@ -144,6 +177,21 @@ func anthropicChecks() []check {
 		{"stream_with_usage", func() { text(stream(asked)) }},
 		{"tool_loop", func() { loop(create) }},
 		{"streamed_tool_loop", func() { loop(stream) }},
+		{"abort", func() {
+			ended, cancel := context.WithCancel(ctx)
+			events := client.Messages.NewStreaming(ended, asked)
+			must(events.Next(), events.Err())
+			cancel()
+			for events.Next() {
+			}
+			text(create(asked))
+		}},
+		{"retry", func() {
+			overloadedAtFirst(func(proxied string) {
+				retrying := build(proxied, 1)
+				text(*ok(retrying.Messages.New(ctx, asked)))
+			})
+		}},
 		{"errors", func() {
 			wrong := asked
 			wrong.Model = "no-such-model"
@@ -180,6 +228,12 @@ func langchainChecks() []check {
 				llms.ToolCallResponse{ToolCallID: calls[0].ID, Name: "get_weather", Content: `{"degrees": 21}`},
 			}}
 			mustBeForecast(ask(append(asked, call, result), tools).Content)
+		}},
+		{"abort", func() {
+			leave := func(context.Context, []byte) error { return errors.New("left") }
+			_, err := build(model).GenerateContent(ctx, asked, llms.WithStreamingFunc(leave))
+			must(err != nil, "it read on")
+			must(ask(asked).Content == "Yes.")
 		}},
 		{"errors", func() {
 			_, err := build("no-such-model").GenerateContent(ctx, asked)

@@ -1,9 +1,10 @@
 """Haystack's generator: a text, a stream, a tool loop, the same streamed, an error."""
 
+import contextlib
 import json
 
 import openai
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
@@ -14,10 +15,10 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 WEATHER = Tool(name="get_weather", description="The weather.", parameters=SCHEMA, function=lambda city: 21)
 
 
-def build(model: str = MODEL) -> OpenAIChatGenerator:
+def build(model: str = MODEL, url: str = URL, max_retries: int = 0) -> OpenAIChatGenerator:
     key = Secret.from_token("none")
     return OpenAIChatGenerator(
-        api_key=key, model=model, api_base_url=URL, max_retries=0, generation_kwargs={"max_tokens": 200}
+        api_key=key, model=model, api_base_url=url, max_retries=max_retries, generation_kwargs={"max_tokens": 200}
     )
 
 
@@ -50,6 +51,23 @@ def streamed_tool_loop() -> None:
     loop(streaming_callback=lambda chunk: None)
 
 
+def abort() -> None:
+    """Haystack has no abort, so the callback raises an error."""
+
+    def leave(chunk: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        build().run(ASKED, streaming_callback=leave)
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        (reply,) = build(url=url, max_retries=1).run(ASKED)["replies"]
+    assert reply.text == "Yes."
+
+
 def errors() -> None:
     try:
         build("no-such-model").run(ASKED)
@@ -58,4 +76,4 @@ def errors() -> None:
     raise AssertionError("the model does not exist")
 
 
-run(text, stream, tool_loop, streamed_tool_loop, errors)
+run(text, stream, tool_loop, streamed_tool_loop, abort, retry, errors)

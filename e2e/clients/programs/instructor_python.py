@@ -3,7 +3,7 @@
 import asyncio
 
 import instructor
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
@@ -56,4 +56,10 @@ def asynchronous() -> None:
     assert isinstance(asyncio.run(client.chat.completions.create(response_model=Count, **ASKED)), Count)
 
 
-run(every_mode_of_schemas, json, partial, several, asynchronous)
+def retry() -> None:
+    with overloaded_at_first() as url:
+        client = instructor.from_openai(OpenAI(base_url=url, api_key="none", max_retries=1), mode=MODES[0])
+        assert isinstance(client.chat.completions.create(response_model=Count, **ASKED), Count)
+
+
+run(every_mode_of_schemas, json, partial, several, asynchronous, retry)

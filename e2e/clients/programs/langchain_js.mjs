@@ -2,6 +2,7 @@
 // The model of e2e/demo_model/script.py calls get_weather once, and answers with JSON behind it.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
+import { overloadedAtFirst } from "./overloaded.mjs";
 
 const [kind, url, name] = process.argv.slice(2);
 const require = createRequire(`${process.cwd()}/`);
@@ -9,13 +10,13 @@ const { HumanMessage } = require("@langchain/core/messages");
 const { tool } = require("@langchain/core/tools");
 const { z } = require("zod");
 
-function build(model) {
+function build(model, base = url, maxRetries = 0) {
   if (kind === "anthropic") {
     const { ChatAnthropic } = require("@langchain/anthropic");
-    return new ChatAnthropic({ model, apiKey: "none", anthropicApiUrl: url.replace(/\/v1$/, ""), maxTokens: 200, maxRetries: 0 });
+    return new ChatAnthropic({ model, apiKey: "none", anthropicApiUrl: base.replace(/\/v1$/, ""), maxTokens: 200, maxRetries });
   }
   const { ChatOpenAI } = require("@langchain/openai");
-  const more = { configuration: { baseURL: url }, useResponsesApi: kind === "responses", maxTokens: 200, maxRetries: 0 };
+  const more = { configuration: { baseURL: base }, useResponsesApi: kind === "responses", maxTokens: 200, maxRetries };
   return new ChatOpenAI({ model, apiKey: "none", ...more });
 }
 
@@ -57,7 +58,13 @@ const checks = {
     const stopped = new AbortController();
     stopped.abort();
     await assert.rejects(model.invoke([question], { signal: stopped.signal }));
+    for await (const _ of await model.stream([question])) break;
     assert.equal((await model.invoke([question])).text, "Yes.");
+  },
+  async retry() {
+    await overloadedAtFirst(url, async (proxied) => {
+      assert.equal((await build(name, proxied, 1).invoke([question])).text, "Yes.");
+    });
   },
   async errors() {
     await assert.rejects(build("no-such-model").invoke([question]), (error) => error.status === 404);

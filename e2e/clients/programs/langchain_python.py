@@ -2,7 +2,7 @@
 
 import asyncio
 
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -39,4 +39,17 @@ def completion() -> None:
     assert isinstance(OpenAI(model=MODEL, base_url=URL, api_key="none", max_tokens=8).invoke("with open("), str)
 
 
-run(invoke, stream, batch, asynchronous, chain, completion)
+def abort() -> None:
+    chunks = chat_model.stream(QUESTION)
+    next(chunks)
+    chunks.close()
+    assert chat_model.invoke(QUESTION).content
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        retrying = ChatOpenAI(model=MODEL, base_url=url, api_key="none", max_tokens=20, max_retries=1)
+        assert retrying.invoke(QUESTION).content
+
+
+run(invoke, stream, batch, asynchronous, chain, completion, abort, retry)

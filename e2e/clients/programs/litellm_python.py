@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import litellm
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 
 CALL = {"api_base": URL, "api_key": "none", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 20}
 
@@ -88,6 +88,25 @@ def anthropic_adapter() -> None:
     assert answer["content"][0]["text"]
 
 
+def abort() -> None:
+    async def leave(provider: str) -> None:
+        chunks = await litellm.acompletion(model=f"{provider}/{MODEL}", **CALL, stream=True)
+        await anext(chunks)
+        await chunks.aclose()
+
+    for provider in ("openai", "hosted_vllm"):
+        asyncio.run(leave(provider))
+        assert litellm.completion(model=f"{provider}/{MODEL}", **CALL).choices
+
+
+def retry() -> None:
+    for provider in ("openai", "hosted_vllm"):
+        with overloaded_at_first() as url:
+            params = {"model": f"{provider}/{MODEL}", "api_base": url, "api_key": "none"}
+            router = litellm.Router([{"model_name": "any", "litellm_params": params}], num_retries=1)
+            assert asyncio.run(router.acompletion(model="any", messages=CALL["messages"], max_tokens=5)).choices
+
+
 def errors() -> None:
     try:
         litellm.completion(model="openai/no-such", **CALL)
@@ -98,5 +117,5 @@ def errors() -> None:
 
 run(
     chat, stream, text_completion, router, cache_control, context_overflow, tool, schema, fallback, anthropic_adapter,
-    errors,
+    abort, retry, errors,
 )  # fmt: skip

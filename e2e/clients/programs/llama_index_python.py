@@ -2,7 +2,7 @@
 
 import asyncio
 
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
@@ -32,4 +32,17 @@ def asynchronous() -> None:
     assert asyncio.run(chat_model.achat(MESSAGES)).message.content
 
 
-run(chat, stream_chat, complete, stream_complete, asynchronous)
+def abort() -> None:
+    pieces = chat_model.stream_chat(MESSAGES)
+    next(pieces)
+    pieces.close()
+    assert chat_model.chat(MESSAGES).message.content
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        retrying = OpenAILike(**settings | {"api_base": url}, is_chat_model=True, max_retries=1)
+        assert retrying.chat(MESSAGES).message.content
+
+
+run(chat, stream_chat, complete, stream_complete, asynchronous, abort, retry)

@@ -2,13 +2,14 @@
 // The model of e2e/demo_model/script.py calls get_weather once, and answers with JSON behind it.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
+import { overloadedAtFirst } from "./overloaded.mjs";
 
 const [url, name] = process.argv.slice(2);
 const require = createRequire(`${process.cwd()}/`);
 const { OpenAI } = require("@llamaindex/openai");
 const { tool } = require("llamaindex");
 const { z } = require("zod");
-const build = (model) => new OpenAI({ model, apiKey: "none", baseURL: url, maxTokens: 200, maxRetries: 0 });
+const build = (model, baseURL = url, maxRetries = 0) => new OpenAI({ model, apiKey: "none", baseURL, maxTokens: 200, maxRetries });
 const llm = build(name);
 const messages = [{ role: "user", content: "How is the weather in Paris?" }];
 const weather = tool({ name: "get_weather", description: "The weather.", parameters: z.object({ city: z.string() }), execute: () => "21" });
@@ -32,6 +33,15 @@ const checks = {
     assert.equal(text, "Yes.");
   },
   tool_loop: () => loop((all) => llm.chat({ messages: all, tools: [weather] })),
+  async abort() {
+    for await (const _ of await llm.chat({ messages, stream: true })) break;
+    assert.equal((await llm.chat({ messages })).message.content, "Yes.");
+  },
+  async retry() {
+    await overloadedAtFirst(url, async (proxied) => {
+      assert.equal((await build(name, proxied, 1).chat({ messages })).message.content, "Yes.");
+    });
+  },
   async errors() {
     await assert.rejects(build("no-such-model").chat({ messages }), (error) => error.status === 404);
   },

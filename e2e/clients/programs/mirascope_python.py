@@ -1,6 +1,6 @@
 """mirascope's calls: a text, a stream, a tool that is called and its result, an error."""
 
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 from mirascope import llm
 
 CITIES: list[str] = []
@@ -37,6 +37,19 @@ def tool_loop() -> None:
     assert "21" in answer.text()
 
 
+def abort() -> None:
+    pieces = build().stream(QUESTION).text_stream()
+    next(pieces)
+    pieces.close()
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        llm.register_provider("openai:completions", scope="retried/", base_url=url, api_key="none")
+        assert llm.Model(f"retried/{MODEL}", max_tokens=200).call(QUESTION).text() == "Yes."
+
+
 def errors() -> None:
     try:
         build("no-such-model").call(QUESTION)
@@ -45,4 +58,4 @@ def errors() -> None:
     raise AssertionError("the model does not exist")
 
 
-run(text, stream, tool_loop, errors)
+run(text, stream, tool_loop, abort, retry, errors)

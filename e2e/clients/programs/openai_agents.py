@@ -4,7 +4,7 @@ import asyncio
 
 from agents import Agent, ModelSettings, RunConfig, Runner, function_tool, set_tracing_disabled
 from agents.models.openai_responses import OpenAIResponsesModel
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -28,9 +28,14 @@ def count(n: int) -> str:
     return f"counted {n}"
 
 
+def connect(url: str, max_retries: int) -> OpenAIResponsesModel:
+    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=max_retries)
+    return OpenAIResponsesModel(model=MODEL, openai_client=client)
+
+
 def build(**fields: object) -> Agent:
+    model = fields.pop("model", None) or connect(URL, 0)
     settings = fields.pop("model_settings", ModelSettings(max_tokens=200))
-    model = OpenAIResponsesModel(model=MODEL, openai_client=AsyncOpenAI(base_url=URL, api_key="none", max_retries=0))
     return Agent(name="a", instructions="Be brief.", model=model, model_settings=settings, **fields)
 
 
@@ -65,4 +70,20 @@ def tool() -> None:
     assert again.final_output
 
 
-run(answer, stream, output_type, tool)
+def abort() -> None:
+    async def leave() -> None:
+        result = Runner.run_streamed(build(model_settings=ENDS), QUESTION, run_config=CONFIG)
+        async for _ in result.stream_events():
+            result.cancel()
+
+    asyncio.run(leave())
+    answer()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        agent = build(model=connect(url, 1), model_settings=ENDS)
+        assert asyncio.run(Runner.run(agent, QUESTION, run_config=CONFIG)).final_output
+
+
+run(answer, stream, output_type, tool, abort, retry)

@@ -1,8 +1,10 @@
 // openai for Node.
 import assert from "node:assert/strict";
-import { NotFoundError, client, model, run } from "./checks.mjs";
+import { NotFoundError, build, client, model, run, url } from "./checks.mjs";
+import { overloadedAtFirst } from "./overloaded.mjs";
 
 const messages = [{ role: "user", content: "How do I use the with statement?" }];
+const schema = { type: "object", properties: { n: { type: "integer", minimum: 0, maximum: 99 } }, required: ["n"], additionalProperties: false };
 
 await run({
   async models() {
@@ -33,6 +35,33 @@ await run({
   async completions() {
     const answer = await client.completions.create({ model, prompt: "with open(", max_tokens: 8 });
     assert.equal(answer.object, "text_completion");
+  },
+  async tool() {
+    const tools = [{ type: "function", function: { name: "count", parameters: schema } }];
+    const fields = { model, tools, max_tokens: 200 };
+    const answer = await client.chat.completions.create({ ...fields, messages, tool_choice: "required", parallel_tool_calls: false });
+    const { message } = answer.choices[0];
+    const [call] = message.tool_calls;
+    assert.equal(typeof JSON.parse(call.function.arguments).n, "number");
+    const result = { role: "tool", tool_call_id: call.id, content: "9" };
+    const last = await client.chat.completions.create({ ...fields, messages: [...messages, message, result], tool_choice: "none" });
+    assert.equal(last.choices.length, 1);
+  },
+  async schema() {
+    const response_format = { type: "json_schema", json_schema: { name: "count", schema, strict: true } };
+    const answer = await client.chat.completions.create({ model, messages, max_tokens: 200, response_format });
+    assert.equal(typeof JSON.parse(answer.choices[0].message.content).n, "number");
+  },
+  async abort() {
+    const stream = await client.chat.completions.create({ model, messages, max_tokens: 400, stream: true });
+    for await (const _ of stream) break;
+    stream.controller.abort();
+    assert.ok((await client.chat.completions.create({ model, messages, max_tokens: 5 })).choices);
+  },
+  async retry() {
+    await overloadedAtFirst(url, async (proxied) => {
+      assert.ok((await build(proxied, 1).chat.completions.create({ model, messages, max_tokens: 5 })).choices);
+    });
   },
   async errors() {
     const call = client.chat.completions.create({ model: "no-such", messages });

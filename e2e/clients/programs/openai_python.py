@@ -2,11 +2,18 @@
 
 import asyncio
 
-from checks import MODEL, QUESTION, URL, run
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
 
 client = OpenAI(base_url=URL, api_key="none", max_retries=0)
 MESSAGES = [{"role": "user", "content": QUESTION}]
+
+
+class Count(BaseModel, extra="forbid"):
+    """What is counted."""
+
+    n: int = Field(ge=0, le=99)
 
 
 def models() -> None:
@@ -53,6 +60,37 @@ def completions() -> None:
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
+def tool() -> None:
+    """Check a call that the request demands, and an answer to its result."""
+    fields = {"model": MODEL, "tools": [pydantic_function_tool(Count, name="count")], "max_tokens": 200}
+    answer = client.chat.completions.parse(
+        messages=MESSAGES, tool_choice="required", parallel_tool_calls=False, **fields
+    )
+    message = answer.choices[0].message
+    (call,) = message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Count)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "9"}
+    assert client.chat.completions.create(messages=[*MESSAGES, message, result], tool_choice="none", **fields).choices
+
+
+def schema() -> None:
+    fields = {"model": MODEL, "messages": MESSAGES, "max_tokens": 200, "response_format": Count}
+    assert isinstance(client.chat.completions.parse(**fields).choices[0].message.parsed, Count)
+
+
+def abort() -> None:
+    fields = {"model": MODEL, "messages": MESSAGES}
+    with client.chat.completions.create(**fields, max_tokens=400, stream=True) as chunks:
+        next(iter(chunks))
+    assert client.chat.completions.create(**fields, max_tokens=5).choices
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        retrying = OpenAI(base_url=url, api_key="none", max_retries=1)
+        assert retrying.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=5).choices
+
+
 def many_at_once() -> None:
     async def send() -> list:
         async with AsyncOpenAI(base_url=URL, api_key="none") as many:
@@ -73,4 +111,4 @@ def errors() -> None:
         assert named in wrong, named
 
 
-run(models, chat, stream, stream_helper, logprobs, completions, many_at_once, errors)
+run(models, chat, stream, stream_helper, logprobs, completions, tool, schema, many_at_once, abort, retry, errors)

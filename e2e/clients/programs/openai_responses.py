@@ -2,7 +2,7 @@
 
 import asyncio
 
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
@@ -63,6 +63,17 @@ def many_at_once() -> None:
     assert all(answer.output_text for answer in asyncio.run(send()))
 
 
+def abort() -> None:
+    with client.responses.create(**CALL, stream=True) as events:
+        next(iter(events))
+    assert client.responses.create(**CALL).output_text
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        assert OpenAI(base_url=url, api_key="none", max_retries=1).responses.create(**CALL).output_text
+
+
 def errors() -> None:
     for wrong, kind in (
         ({"model": "no-such"}, NotFoundError),
@@ -78,4 +89,4 @@ def errors() -> None:
         assert named in wrong, named
 
 
-run(response, stream, parse_and_helper, tools, many_at_once, errors)
+run(response, stream, parse_and_helper, tools, many_at_once, abort, retry, errors)

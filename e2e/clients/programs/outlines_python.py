@@ -4,7 +4,7 @@ from enum import Enum
 
 import openai
 import outlines
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from pydantic import BaseModel, Field
 
 vllm = outlines.from_vllm(openai.OpenAI(base_url=URL, api_key="none", max_retries=0), MODEL)
@@ -49,4 +49,17 @@ def grammar() -> None:
     assert vllm(QUESTION, outlines.cfg('start: "yes" | "no"'), max_tokens=40) in ("yes", "no")
 
 
-run(text, stream, schema, regex, choice, grammar)
+def abort() -> None:
+    pieces = vllm.stream(QUESTION, max_tokens=20)
+    next(pieces)
+    pieces.close()
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        retrying = outlines.from_vllm(openai.OpenAI(base_url=url, api_key="none", max_retries=1), MODEL)
+        assert retrying(QUESTION, max_tokens=20)
+
+
+run(text, stream, schema, regex, choice, grammar, abort, retry)

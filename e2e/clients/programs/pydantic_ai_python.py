@@ -1,6 +1,6 @@
 """pydantic-ai: tools, and the three ways in which it asks for an output of a type."""
 
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, URL, overloaded_at_first, run
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -69,4 +69,18 @@ def tool() -> None:
         assert len(called) == 1
 
 
-run(text, stream, tool_output, native_output, prompted_output, tool)
+def abort() -> None:
+    agent = Agent(CHAT, model_settings=SETTINGS)
+    with agent.run_stream_sync(QUESTION) as answer:
+        next(iter(answer.stream_text(delta=True)))
+    assert agent.run_sync(QUESTION).output
+
+
+def retry() -> None:
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        with overloaded_at_first() as url:
+            model = kind(MODEL, provider=OpenAIProvider(base_url=url, api_key="none"))
+            assert Agent(model, model_settings=SETTINGS).run_sync(QUESTION).output
+
+
+run(text, stream, tool_output, native_output, prompted_output, tool, abort, retry)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -21,8 +21,8 @@ class Weather:
         return "21"
 
 
-def build(model: str = MODEL) -> OpenAIChatCompletion:
-    client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
+def build(model: str = MODEL, url: str = URL, max_retries: int = 0) -> OpenAIChatCompletion:
+    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=max_retries)
     return OpenAIChatCompletion(ai_model_id=model, async_client=client)
 
 
@@ -61,6 +61,22 @@ def tool_loop() -> None:
     assert "All three steps" in str(answer)
 
 
+def abort() -> None:
+    async def leave() -> None:
+        pieces = build().get_streaming_chat_message_content(ask(), settings())
+        await anext(pieces)
+        await pieces.aclose()
+
+    asyncio.run(leave())
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        answer = asyncio.run(build(url=url, max_retries=1).get_chat_message_content(ask(), settings()))
+    assert str(answer) == "Yes."
+
+
 def errors() -> None:
     reason = ""
     try:
@@ -70,4 +86,4 @@ def errors() -> None:
     assert "not served here" in reason, reason
 
 
-run(text, stream, tool_loop, errors)
+run(text, stream, tool_loop, abort, retry, errors)

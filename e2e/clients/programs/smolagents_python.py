@@ -1,7 +1,7 @@
 """smolagents' model and agent: a text, a stream, a call of a tool, an error."""
 
 import openai
-from checks import MODEL, URL, run
+from checks import MODEL, URL, overloaded_at_first, run
 from smolagents import OpenAIServerModel, tool
 
 ASKED = [{"role": "user", "content": "How is the weather in Paris?"}]
@@ -17,8 +17,9 @@ def get_weather(city: str) -> int:
     return 21
 
 
-def build(model: str = MODEL) -> OpenAIServerModel:
-    return OpenAIServerModel(model, api_base=URL, api_key="none", client_kwargs={"max_retries": 0}, max_tokens=200)
+def build(model: str = MODEL, url: str = URL, max_retries: int = 0) -> OpenAIServerModel:
+    client = {"max_retries": max_retries}
+    return OpenAIServerModel(model, api_base=url, api_key="none", client_kwargs=client, retry=False, max_tokens=200)
 
 
 def text() -> None:
@@ -40,6 +41,18 @@ def tool_call() -> None:
     assert "Paris" in str(call.function.arguments)
 
 
+def abort() -> None:
+    deltas = build().generate_stream(ASKED)
+    next(deltas)
+    deltas.close()
+    text()
+
+
+def retry() -> None:
+    with overloaded_at_first() as url:
+        assert build(url=url, max_retries=1).generate(ASKED).content == "Yes."
+
+
 def errors() -> None:
     try:
         build("no-such-model").generate(ASKED)
@@ -48,4 +61,4 @@ def errors() -> None:
     raise AssertionError("the model does not exist")
 
 
-run(text, stream, tool_call, errors)
+run(text, stream, tool_call, abort, retry, errors)

@@ -9,6 +9,7 @@ itself to find out whether there is a GPU. torch's error shows the user which ca
 import ctypes
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ _OLDEST_DRIVER = {"12": "525", "13": "580"}  # by CUDA's major version; all its 
 _DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_RETURNED_BYTES = 32 << 20  # of packed weights, between two returns of memory to the system
 
 
 def give_back_memory() -> None:
@@ -32,6 +34,19 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
+
+
+@dataclass(slots=True)
+class MemoryReturn:
+    """Returns freed memory to the system now and then, while weights are packed."""
+
+    returned_bytes: int = 0
+
+    def reach(self, packed_bytes: int) -> None:
+        """Return memory if many bytes of weights were packed since the last time. packed_bytes: of all until now."""
+        if packed_bytes - self.returned_bytes > _RETURNED_BYTES:
+            self.returned_bytes = packed_bytes
+            give_back_memory()
 
 
 def choose_device(device: Device) -> torch.device:

@@ -35,7 +35,6 @@ from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.log import quote
 
-_GIVEN_BACK_BYTES = 32 << 20  # of packed weights, between two returns of memory to the system
 Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
@@ -63,8 +62,8 @@ class RunnerStart:
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device, kind.task)
         self.config, self._kind, self.progress = config, kind, progress
         self.sees = kind is CAUSAL_LM and placement.world_size == 1 and has_image_processor(Path(config.model))
-        # Only then does `fuse` pack weights one after another.
-        defers = kind.own_attention and config.attention_backend != "torch" and self._has_kernels()
+        # Only then are weights packed one after another.
+        defers = kind.own_attention and config.attention_backend != "torch" and (self._has_kernels() or self._packs)
         self._load_model = load or partial(load_model, kind=kind, sees=self.sees, defers=defers)
         self._began = 0.0
         self._partial_sums: list[str] = []  # names of the linear layers whose outputs the ranks must add up
@@ -100,10 +99,11 @@ class RunnerStart:
     def _move(self, model: PreTrainedModel) -> PreTrainedModel:
         """Move a model from the host to the device, and pack its weights on the way."""
         if self._packs:
-            from conveyor_engine.execution.models.gpu_packing import pack_linears
+            from conveyor_engine.execution.models.gpu_packing import pack_model
 
             towers = take_towers(model) if self.sees else []  # they keep 16 bits
-            pack_linears(model, self.config.quantization, self.device, self.progress)
+            returning = machine.MemoryReturn()
+            pack_model(model, self.config.quantization, self.device, self.progress, after=returning.reach)
             put_back(model, towers)
         return model.to(self.device)
 
@@ -141,14 +141,12 @@ class RunnerStart:
 
     def _returning_memory(self, quantizer: Quantizer) -> Callable[[nn.Module], None]:
         """Return the quantizer. On CPUs it also returns memory to the system, now and then."""
-        num_given = 0
+        returning = machine.MemoryReturn()
 
         def finish(module: nn.Module) -> None:
-            nonlocal num_given
             quantizer(module)
-            if self.device.type == "cpu" and quantizer.num_bytes - num_given > _GIVEN_BACK_BYTES:
-                num_given = quantizer.num_bytes
-                machine.give_back_memory()
+            if self.device.type == "cpu":
+                returning.reach(quantizer.num_bytes)
 
         return finish
 

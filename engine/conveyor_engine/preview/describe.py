@@ -94,7 +94,7 @@ def _count_on_gpus(model: PreTrainedModel, declared: Declared | None) -> int | N
     """Return the bytes of published weights whose bits a GPU keeps; None if it keeps none."""
     if declared is None or not declared.kept_on_gpus:
         return None
-    return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS, has_experts=False)
+    return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS)
 
 
 def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None, directory: Path) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | No
     found = {bits: count_bytes(model, bits) for bits in (8, 4)} if task == "generate" else {}
     sizes = [f"{_gb(size)} with `quantization: INT{bits}`" for bits, size in found.items() if size is not None]
     if sizes:
-        yield f"rounded  {', '.join(sizes)}{' on a CPU' if any(map(is_gated, model.modules())) else ''}"
+        yield f"rounded  {', '.join(sizes)}"
 
 
 def _describe_family(config: PretrainedConfig, task: str) -> str:

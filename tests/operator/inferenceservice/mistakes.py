@@ -145,7 +145,7 @@ REPORTED = (
                     "example/model at https://huggingface.co cannot be fetched: ConnectError: [Errno -2] Name or "
                     "service not known"), {"model": HUB},
          on_cluster={"model": HUB}),
-    Reported("`model.secretRef` names a Secret that is not there", "2 s", "SecretNotFound",
+    Reported("`model.secretRef` names a Secret that is not there", "6 s", "SecretNotFound",
          NO_SECRET, fetch_failed("SecretNotFound", NO_SECRET), {"model": HUB},
          on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
     Reported("an encoder-decoder", "10 s", "UnsupportedModel",

@@ -23,7 +23,7 @@ _RESTORED = 2**24  # numbers restored at once: 32 MiB
 _PROGRAMS = 512  # at least so many, if the parts of a split product stay longer than this:
 _LEAST_BLOCKS = 8
 _TILES = ((16, 64, 4), (32, 64, 4), (64, 128, 8))  # rows, outputs, warps
-_NUM_STAGES = 4
+NUM_STAGES = 4
 _BYTES = tl.constexpr(PAIR)
 _JOINED = 1024
 _OUTPUTS, _RESTORED_BYTES = 8, 256  # of a program that restores
@@ -79,25 +79,19 @@ def _subtract(stored, zero, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.con
     return numbers
 
 
-@triton.jit(do_not_specialize=["num_rows", "blocks_each"])
-def _multiply_packed(
-    x, numbers, scales, zeros, bias, residual, out,
-    num_rows, size, columns, width, blocks_each,
-    GROUP: tl.constexpr, KIND: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_PART: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+@triton.jit
+def sum_products(
+    lines, inputs, scales, zeros, outputs, real, are_rows, size, columns, first, last,
+    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    TYPE: tl.constexpr = x.dtype.element_ty
+    """Return the products (OUTPUTS, ROWS) of blocks of inputs, from `first` on, in float32.
+
+    lines, inputs: addresses of the first blocks of weights (OUTPUTS, bytes) and rows (numbers, ROWS). outputs: their
+    columns in scales and zeros, which have `size` of these.
+    """
+    TYPE: tl.constexpr = inputs.dtype.element_ty
     OF_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
     COLUMNS: tl.constexpr = _BYTES * OF_BYTE
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    real, are_rows = outputs < size, rows < num_rows
-    each = tl.arange(0, _BYTES)
-    lines = numbers + outputs.to(tl.int64)[:, None] * width + each[None, :]
-    inputs = x + rows.to(tl.int64)[None, :] * columns + each[:, None]
-    first = tl.program_id(2) * blocks_each
-    last = min(first + blocks_each, width // _BYTES)
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     group = _find_group(first * COLUMNS, columns, GROUP)
     scale, zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
@@ -126,6 +120,29 @@ def _multiply_packed(
         sums *= scale[:, None]
     if KIND == "fp8":
         sums *= FP8_SCALE
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows", "blocks_each"])
+def _multiply_packed(
+    x, numbers, scales, zeros, bias, residual, out,
+    num_rows, size, columns, width, blocks_each,
+    GROUP: tl.constexpr, KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_PART: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real, are_rows = outputs < size, rows < num_rows
+    each = tl.arange(0, _BYTES)
+    lines = numbers + outputs.to(tl.int64)[:, None] * width + each[None, :]
+    inputs = x + rows.to(tl.int64)[None, :] * columns + each[:, None]
+    first = tl.program_id(2) * blocks_each
+    last = min(first + blocks_each, width // _BYTES)
+    sums = sum_products(
+        lines, inputs, scales, zeros, outputs, real, are_rows, size, columns, first, last,
+        GROUP, KIND, HAS_ZEROS, ROWS, OUTPUTS,
+    )  # fmt: skip
     places = rows.to(tl.int64)[None, :] * size + outputs[:, None]
     inside = real[:, None] & are_rows[None, :]
     if IS_PART:
@@ -211,9 +228,9 @@ def _multiply_few(
     added = (bias, residual) if parts == 1 else (None, None)
     _multiply_packed[(*tiles, parts)](
         x, weights.numbers, weights.scales, weights.zeros, *added, sums, num_rows, size, columns, width, each,
-        GROUP=_name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
+        GROUP=name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
         HAS_BIAS=added[0] is not None, HAS_RESIDUAL=added[1] is not None, IS_PART=parts > 1,
-        ROWS=rows, OUTPUTS=outputs, num_warps=num_warps, num_stages=_NUM_STAGES,
+        ROWS=rows, OUTPUTS=outputs, num_warps=num_warps, num_stages=NUM_STAGES,
     )  # fmt: skip
     if parts > 1:
         _join_parts[(triton.cdiv(out.numel(), _JOINED),)](
@@ -223,7 +240,8 @@ def _multiply_few(
     return out
 
 
-def _name_group(weights: Weights) -> int:
+def name_group(weights: Weights) -> int:
+    """Return how many inputs share a scale, as the kernels get it: 0 if all inputs of a row do."""
     return 0 if len(weights.scales) == 1 else weights.group
 
 
@@ -253,7 +271,7 @@ def restore(weights: Weights, dtype: torch.dtype, first: int = 0, out: torch.Ten
     grid = triton.cdiv(len(out), _OUTPUTS), triton.cdiv(width, _RESTORED_BYTES)
     _restore[grid](
         weights.numbers, weights.scales, weights.zeros, out, first, len(out), weights.out_features, columns, width,
-        GROUP=_name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
+        GROUP=name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
         OUTPUTS=_OUTPUTS, BYTES=_RESTORED_BYTES,
     )  # fmt: skip
     return out

@@ -42,19 +42,21 @@ class Weights:
         return self.numbers.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
 
-def pack_weights(
-    kind: Kind, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
-) -> Weights | None:
-    """Return weights in the kernels' order; None if they have no kernels for such groups.
+def has_kernels(kind: Kind, columns: int, groups: int) -> bool:
+    """Return whether the kernels multiply with rows of so many inputs in so many groups."""
+    group = columns // groups
+    if columns % (2 * PAIR if kind == "int4" else PAIR) or group % PAIR or group * groups != columns:
+        return False
+    # Otherwise, a block of bytes would have the inputs of two groups.
+    return kind != "int4" or group == PAIR or group % (2 * PAIR) == 0
+
+
+def pack_weights(kind: Kind, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None) -> Weights:
+    """Return weights in the kernels' order.
 
     numbers: uint8 (out, in), whole numbers from 0 on or the bits of FP8. scales: (out, groups). zeros: (out, groups).
     """
-    size = numbers.shape[1]
-    group = size // scales.shape[1]
-    if size % (2 * PAIR if kind == "int4" else PAIR) or group % PAIR or group * scales.shape[1] != size:
-        return None
-    if kind == "int4" and group > PAIR and group % (2 * PAIR):
-        return None  # a block of bytes would have the inputs of two groups
+    assert has_kernels(kind, numbers.shape[1], scales.shape[1])
     if kind == "int4":
         low, high = numbers.view(len(numbers), -1, 2, PAIR).unbind(2)
         numbers = (low | high << 4).flatten(1)
@@ -72,11 +74,12 @@ def take_outputs(weights: Weights, count: int) -> Weights:
 
 
 def join_weights(parts: Sequence[Weights]) -> Weights:
-    """Return the weights of layers one below the other, which have the same kind and groups."""
-    zeros = [each.zeros for each in parts if each.zeros is not None]
+    """Return the weights of layers one below the other, which have the same kind, and the same groups or one group."""
+    groups = max(len(each.scales) for each in parts)
+    zeros = [each.zeros.expand(groups, -1) for each in parts if each.zeros is not None]
     return Weights(
         parts[0].kind,
         torch.cat([each.numbers for each in parts]),
-        torch.cat([each.scales for each in parts], dim=1),
+        torch.cat([each.scales.expand(groups, -1) for each in parts], dim=1),
         torch.cat(zeros, dim=1) if zeros else None,
     )

@@ -97,8 +97,6 @@ def _keep_share(linear: nn.Linear, dim: int, rank: int, world_size: int) -> None
             "for a number of GPUs that does"
         )
     linear.weight = _share(linear.weight, dim, rank, world_size)
-    if (grid := getattr(linear, "grid", None)) is not None:
-        linear.grid = grid.divide(dim, rank, world_size)
     if linear.bias is not None and dim == 0:
         linear.bias = _share(linear.bias, 0, rank, world_size)
     elif linear.bias is not None and rank > 0:

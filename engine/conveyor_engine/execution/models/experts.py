@@ -1,7 +1,11 @@
 """Experts that the compiled kernels compute. `fuse` replaces transformers' by these, after a trial on random input.
 
+`gpu_experts` has those for GPUs.
+
 All families whose experts are gated MLPs in two tensors share this module. Their routers keep transformers' code.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -73,13 +77,13 @@ def experts_of(experts: nn.Module) -> Experts | None:
     if linear_kind(LinearSpec(down.device.type, down.dtype)) != "native":
         return None
     ours = Experts(gate_up, down)
-    return ours if all(_computes_same(experts, ours, down, scale) for scale in _SCALES) else None
+    return ours if computes_same(experts, ours, down) else None
 
 
-def _computes_same(original: nn.Module, ours: Experts, down: torch.Tensor, scale: float) -> bool:
-    """Compare on five tokens, of which each has up to four experts."""
+def computes_same(original: nn.Module, ours: Callable[..., torch.Tensor], down: torch.Tensor) -> bool:
+    """Compare experts on a CPU, on five tokens, of which each has up to four experts."""
     per_token = min(4, len(down))
     chosen = (7 * torch.arange(5)[:, None] + torch.arange(per_token)) % len(down)
     shares = random(5, per_token, like=down).abs()
-    x = random(5, down.shape[1], like=down) * scale
-    return same(original(x, chosen, shares), ours(x, chosen, shares))
+    inputs = [random(5, down.shape[1], like=down) * scale for scale in _SCALES]
+    return all(same(original(x, chosen, shares), ours(x, chosen, shares)) for x in inputs)

@@ -28,9 +28,9 @@ class GpuLinear(PackedLinear):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what layers that can be joined have in common."""
+        """Return what layers that can be joined have in common, if their groups fit too."""
         packed = self.packed
-        return packed.kind, len(packed.scales), packed.scales.dtype, packed.zeros is None, self.bias is None
+        return self.in_features, packed.kind, packed.scales.dtype, packed.zeros is None, self.bias is None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -49,8 +49,14 @@ class GpuLinear(PackedLinear):
         return self._multiply_row(x.contiguous(), self.packed, self.bias, **options)
 
 
+def can_join(linears: Sequence[GpuLinear]) -> bool:
+    """Return whether the layers have one kind, and one number of groups or else one group."""
+    groups = {len(linear.packed.scales) for linear in linears}
+    return len({linear.kind for linear in linears}) == 1 and len(groups - {1}) <= 1
+
+
 def join_linears(linears: Sequence[GpuLinear]) -> GpuLinear:
-    """Return one layer with the outputs of all side by side. Their kinds must be equal."""
+    """Return one layer with the outputs of all side by side. `can_join` must be true."""
     biases = [linear.bias.data for linear in linears if linear.bias is not None]
     packed = join_weights([linear.packed for linear in linears])
     return GpuLinear(packed, torch.cat(biases) if biases else None, linears[0].dtype)

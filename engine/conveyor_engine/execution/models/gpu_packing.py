@@ -1,53 +1,55 @@
-"""Packs the weights of linear layers in 8 or 4 bits for a GPU, one layer after another. Called by `start`.
+"""Packs weights in 8 or 4 bits for a GPU, those of one module after another. Called by `start`.
 
-The model is still in the host's memory. Each weight is moved to the GPU, packed there and freed, so the GPU never has
-more than one weight in 16 bits beside those that keep 16. Numbers of the checkpoint are kept exactly; others are
-rounded, with the same scales as on a CPU. For the first layer of each kind, the kernels are compared with a plain
-product. If the results differ, all such layers keep 16 bits.
+The model is on the host. The numbers of a quantized checkpoint are read from its files, moved to the GPU and packed
+there, and are kept exactly. Weights in 16 bits are moved, rounded with the same scales as on a CPU, and freed. So
+neither memory has more than one module in 16 bits beside those that keep 16. For the first module of each kind,
+`gpu_trial` compares the kernels with a plain product. If the results differ, all such modules keep 16 bits.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import Quantization
-from conveyor_engine.execution.kernels.few_rows import Norm
-from conveyor_engine.execution.kernels.weights import Kind, Weights, pack_weights, take_outputs
+from conveyor_engine.execution.kernels.weights import Kind, Weights, has_kernels, pack_weights
 from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.experts import is_gated
+from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
+from conveyor_engine.execution.models.gpu_trial import compare_experts, compare_linear
 from conveyor_engine.execution.models.latent import EXPANDING
 from conveyor_engine.execution.models.quantize import check_share, choose_bits, find_share
+from conveyor_engine.execution.models.quantized.deferred import Deferred, read_weights
 from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid, find_group
-from conveyor_engine.execution.models.trial import random, same
 from conveyor_process.log import quote
 
-_AT_ONCE = 2**24  # numbers rounded at once, which bounds the memory beside the weights
+_AT_ONCE: Final = 2**24  # numbers that are moved or rounded at once, which bounds the memory beside the weights
+_ROWS: Final = 64
 _KINDS: Final[dict[tuple[int, bool], Kind]] = {(4, False): "int4", (8, False): "int8", (8, True): "fp8"}
-_TRIED_ROWS = (1, 16, 32, 64, 257)  # for each kernel and each size of its tiles
-_TRIED_OUTPUTS = 4096  # bounds the memory of a trial
-_EPS = 1e-6
 
 
-def pack_linears(
-    model: PreTrainedModel, quantization: Quantization | None, device: torch.device, progress: Callable[[str], None]
+def pack_model(
+    model: PreTrainedModel,
+    quantization: Quantization | None,
+    device: torch.device,
+    progress: Callable[[str], None],
+    after: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Replace the linear layers that the kernels can keep in few bits by `GpuLinear`. The others stay on the host.
+    """Replace linear layers and experts that the kernels can keep in few bits, and move all other deferred weights.
 
-    quantization: None keeps the bits of a quantized checkpoint, and rounds nothing. Raises ConfigError if it is set and
-    most weights cannot be rounded.
+    quantization: None keeps the bits of a quantized checkpoint, and rounds nothing. after: called with the bytes of all
+    packed weights after each module. Raises ConfigError if `quantization` is set and most weights cannot be rounded.
     """
-    packing = _Packing(model, quantization, device, progress)
+    packing = _Packing(model, quantization, device, progress, after)
     with torch.inference_mode():
-        for path, linear in packing.find_linears():
-            packing.pack(path, linear)
-    for part in model.modules():  # no later module needs them
-        vars(part).pop("grid", None)
-        vars(part).pop("grids", None)
+        for path, part in packing.find_parts():
+            packing.pack(path, part)
+        read_weights(model, device)
     share = find_share(model, packing.num_weights)
     if quantization:
         check_share(model, quantization, share)
@@ -58,133 +60,139 @@ def pack_linears(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A weight (rows, in) on the device. numbers: uint8, one for each; `packed` has them in the kernels' order."""
+
+    grid: Grid
+    numbers: torch.Tensor
+    packed: Weights
+
+    def restore(self, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the plain weights of some rows."""
+        return self.grid.take(first, count).read(self.numbers[first : first + count]).to(dtype)
+
+
 @dataclass(slots=True)
 class _Packing:
     model: PreTrainedModel
     quantization: Quantization | None
     device: torch.device
     progress: Callable[[str], None]
+    after: Callable[[int], None]
     num_packed: int = 0
     num_kept: int = 0
     num_weights: int = 0
     num_bytes: int = 0
     tried: dict[tuple[object, ...], bool] = field(default_factory=dict)
 
-    def find_linears(self) -> Iterator[tuple[str, nn.Linear]]:
-        """Yield the layers that the checkpoint or `quantization` has in few bits.
+    def find_parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the linear layers and experts that the checkpoint or `quantization` has in few bits.
 
-        Without those that `latent` replaces.
+        Without the linear layers that `latent` replaces.
         """
         for path, part in list(self.model.named_modules()):
-            has_few_bits = self.quantization or getattr(part, "grid", None) is not None
-            if has_few_bits and type(part) is nn.Linear and path.rpartition(".")[2] != EXPANDING:
+            is_linear = type(part) is nn.Linear and path.rpartition(".")[2] != EXPANDING
+            if not is_linear and not is_gated(part):
+                continue
+            if self.quantization or all(isinstance(each, Deferred) for each in _list_matrices(part)):
                 yield path, part
 
-    def pack(self, path: str, linear: nn.Linear) -> None:
-        """Replace a layer, or count it as kept."""
-        grid: Grid | None = getattr(linear, "grid", None)
-        linear.grid = None  # type: ignore[assignment]
-        weight = linear.weight.data.to(self.device)
-        if self.quantization:
-            is_head = linear is self.model.get_output_embeddings()
-            grid = _choose_grid(weight, choose_bits(self.quantization, is_head=is_head))
-        elif grid is not None:
-            grid = grid.replace(lambda part: part.to(self.device))
-        packed = None if grid is None else _pack(weight, grid, is_exact=self.quantization is None)
-        if packed is None or grid is None:
-            self.num_kept += 1
+    def pack(self, path: str, part: nn.Module) -> None:
+        """Replace a module, or count its matrices as kept."""
+        matrices = _list_matrices(part)
+        packed = [self._pack(part, matrix) for matrix in matrices]
+        found = [each for each in packed if each is not None]
+        ours = self._build(part, found) if len(found) == len(matrices) else None
+        num_matrices = sum(each.shape[:-2].numel() for each in matrices)
+        if ours is None:
+            self.num_kept += num_matrices
             return
-        bias = None if linear.bias is None else linear.bias.data.to(self.device)
-        ours = GpuLinear(packed, bias, weight.dtype)
-        if (key := (ours.kind, ours.in_features)) not in self.tried:
-            self.tried[key] = self._try(ours, weight[:_TRIED_OUTPUTS], grid)
-        if not self.tried[key]:
-            self.num_kept += 1
-            return
+        self.num_packed += num_matrices
+        self.num_weights += sum(each.numel() for each in matrices)
+        self.num_bytes += sum(each.packed.num_bytes for each in found)
         self.model.set_submodule(path, ours)
-        self.num_packed += 1
-        self.num_weights += weight.numel()
-        self.num_bytes += packed.num_bytes
+        self.after(self.num_bytes)
 
-    def _try(self, whole: GpuLinear, weight: torch.Tensor, grid: Grid) -> bool:
-        """Return whether the kernels compute what torch computes with the plain weight of some outputs."""
-        count = len(weight)
-        weight = weight if self.quantization is None else _round(weight, grid.take(0, count))
-        bias = None if whole.bias is None else whole.bias.data[:count]
-        ours = GpuLinear(take_outputs(whole.packed, count), bias, whole.dtype)
-        try:
-            differs = next((f"{rows} rows" for rows in _TRIED_ROWS if not _is_same(ours, weight, rows)), "")
-            differs = differs or ("" if same(weight, ours.weight) else "its weights")
-        except Exception as error:  # a compiler or a driver that does not know the kernels
-            checks.raise_if_of_device(error)
-            differs = checks.on_one_line(error)
-        if differs:
-            found = f"{ours.packed.kind} in groups of {ours.packed.group}: {differs}"
-            self.progress(f"event=weights_keep_16_bits found={quote(found)} consequence=more_memory_and_slower_answers")
-        return not differs
+    def _pack(self, part: nn.Module, weight: torch.Tensor) -> _Matrix | None:
+        if self.quantization is None:
+            assert isinstance(weight, Deferred)
+            grid = weight.find_grid()
+            return None if grid is None else _pack(grid, weight.shape[-1], self.device)
+        bits = choose_bits(self.quantization, is_head=part is self.model.get_output_embeddings())
+        plain = weight.data.to(self.device).flatten(0, -2)
+        grid = _round(plain, bits)
+        return None if grid is None else _pack(grid, plain.shape[1], self.device)
 
+    def _build(self, part: nn.Module, matrices: list[_Matrix]) -> nn.Module | None:
+        """Return our module, or None if the kernels do not compute what torch computes with the plain weights."""
+        weights, restore = _list_matrices(part), [matrix.restore for matrix in matrices]
+        dtype, packed = weights[0].dtype, [matrix.packed for matrix in matrices]
+        name = f"{packed[0].kind} in groups of {packed[0].group}"
+        if not isinstance(part, nn.Linear):
+            experts = GpuExperts(packed[0], packed[1], len(weights[0]), dtype)
+            compare = partial(compare_experts, part, experts, *restore)
+            return experts if self._try((type(part), *experts.kind), f"experts of {name}", compare) else None
+        bias = None if part.bias is None else part.bias.data.to(self.device)
+        linear = GpuLinear(packed[0], bias, dtype)
+        compare = partial(compare_linear, linear, *restore)
+        return linear if self._try((*linear.kind, packed[0].group), name, compare) else None
 
-def _is_same(ours: GpuLinear, weight: torch.Tensor, rows: int) -> bool:
-    x, residual = random(rows, ours.in_features, like=weight), random(rows, len(weight), like=weight, seed=1)
-    product = functional.linear(x, weight, ours.bias)
-    if not same(product, ours(x)) or not same(product + residual, ours.add_to(residual, x)):
-        return False
-    return rows > 1 or _fuses_same(ours, weight, x, residual)
-
-
-def _fuses_same(ours: GpuLinear, weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> bool:
-    """Compare products of one row that have a norm before them, and a residual or an activation after them."""
-    norm = Norm(random(ours.in_features, like=weight, seed=2), _EPS, 1.0)
-    normed = functional.rms_norm(x.float(), x.shape[1:], norm.offset + norm.weight.float(), norm.eps).to(x.dtype)
-    product = functional.linear(normed, weight, ours.bias)
-    if not same(product + residual, ours.multiply_row(x, norm=norm, residual=residual)):
-        return False
-    if len(weight) % 2:
-        return True
-    gate, up = product.chunk(2, dim=-1)
-    return same(functional.silu(gate) * up, ours.multiply_row(x, norm=norm, gated=True))
+    def _try(self, key: tuple[object, ...], name: str, compare: Callable[[], str]) -> bool:
+        """Return whether modules of this kind may be replaced. compare: returns what differs."""
+        if key not in self.tried:
+            try:
+                differs = compare()
+            except Exception as error:  # a compiler or a driver that does not know the kernels
+                checks.raise_if_of_device(error)
+                differs = checks.on_one_line(error)
+            if differs:
+                found = quote(f"{name}: {differs}")
+                self.progress(f"event=weights_keep_16_bits found={found} consequence=more_memory_and_slower_answers")
+            self.tried[key] = not differs
+        return self.tried[key]
 
 
-def _choose_grid(weight: torch.Tensor, bits: int) -> Grid | None:
+def _list_matrices(part: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of a linear layer, or of experts: gate and up, and down, (experts, out, in)."""
+    names = ("weight",) if isinstance(part, nn.Linear) else ("gate_up_proj", "down_proj")
+    return [part.get_parameter(name) for name in names]
+
+
+def _round(weight: torch.Tensor, bits: int) -> Grid | None:
+    """Return the grid for weight (rows, in), with the nearest numbers; None if no size of groups divides the inputs."""
     group = find_group(weight.shape[1], bits)
     if group is None:
         return None
-    grids = [choose_grid(rows, bits, group) for rows in _split(weight)]
-    return Grid(bits, torch.cat([each.scales for each in grids]))
+    parts = torch.split(weight, _count_rows(weight.shape[1]))
+    grid = Grid(bits, torch.cat([choose_grid(rows, bits, group).scales for rows in parts]))
+    return replace(grid, numbers=lambda first, count: grid.take(first, count).round(weight[first : first + count]))
 
 
-def _pack(weight: torch.Tensor, grid: Grid, *, is_exact: bool) -> Weights | None:
-    """Return the weight's numbers; None if it has others than the grid, or if there are no kernels for them.
-
-    is_exact: whether the weight must have the values of the grid, but for the rounding of its type.
-    """
+def _pack(grid: Grid, columns: int, device: torch.device) -> _Matrix | None:
+    """Read the numbers of rows with so many columns; return None if there are no kernels for such numbers."""
     kind = _KINDS.get((grid.bits, grid.is_float))
-    if kind is None or grid.factors is not None or grid.minima is not None or len(grid.scales) != len(weight):
+    if kind is None or grid.factors is not None or grid.minima is not None:
         return None
-    numbers, first = [], 0
-    for rows in _split(weight):
-        part = grid.take(first, len(rows))
-        numbers.append(part.round(rows))
-        if is_exact and not torch.equal(part.read(numbers[-1]).to(weight.dtype), rows):
-            return None
-        first += len(rows)
-    scales, zeros = grid.scales, grid.zeros
-    if not grid.is_float:  # `quantized.grids` repeats the scales of others for each group
-        scales, zeros = _merge(scales), None if zeros is None else _merge(zeros)
+    grid = grid.replace(lambda part: part.to(device), grid.numbers)
+    scales, zeros = _merge(grid.scales), None if grid.zeros is None else _merge(grid.zeros)
     if zeros is not None and scales.shape != zeros.shape:
         scales, zeros = grid.scales, grid.zeros
-    return pack_weights(kind, torch.cat(numbers), scales, zeros)
-
-
-def _round(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    return grid.read(grid.round(weight)).to(weight.dtype)
+    if not has_kernels(kind, columns, scales.shape[1]):
+        return None
+    assert grid.numbers is not None
+    count, step = len(scales), _count_rows(columns)
+    numbers = torch.empty((count, columns), dtype=torch.uint8, device=device)
+    for first in range(0, count, step):
+        numbers[first : first + step] = grid.numbers(first, min(step, count - first))
+    return _Matrix(replace(grid, numbers=None), numbers, pack_weights(kind, numbers, scales, zeros))
 
 
 def _merge(part: torch.Tensor) -> torch.Tensor:
-    """Return one column if all are equal: the checkpoint has one scale for a row."""
+    """Return one column if all are equal: `quantized.grids` repeats the scale of a row for each group."""
     return part[:, :1] if torch.equal(part, part[:, :1].expand_as(part)) else part
 
 
-def _split(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    parts: tuple[torch.Tensor, ...] = torch.split(weight, max(1, _AT_ONCE // weight.shape[1]))
-    return parts
+def _count_rows(columns: int) -> int:
+    """Return how many rows are moved or rounded at once. Layouts with words have a multiple of 8 in each."""
+    return max(1, _AT_ONCE // (columns * _ROWS)) * _ROWS

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.gpu_linear import GpuLinear, join_linears
+from conveyor_engine.execution.models.gpu_linear import GpuLinear, can_join, join_linears
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
 from conveyor_engine.execution.models.quantized.deferred import Deferred
 
@@ -70,8 +70,8 @@ def stackable(linears: Sequence[Plain]) -> bool:
 
     They are plain ones, or have the same number of bits on a GPU.
     """
-    if all(isinstance(linear, GpuLinear) for linear in linears):
-        return len({(linear.in_features, linear.kind) for linear in linears}) == 1
+    if packed := [linear for linear in linears if isinstance(linear, GpuLinear)]:
+        return len(packed) == len(linears) and can_join(packed)
     kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
     return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
 

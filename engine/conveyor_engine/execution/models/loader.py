@@ -23,7 +23,7 @@ from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.quantized.checkpoint import Checkpoint
 from conveyor_engine.execution.models.quantized.deferred import loading, number_weights, read_weights
-from conveyor_engine.execution.models.quantized.reading import Restoring, keep_grids
+from conveyor_engine.execution.models.quantized.reading import Restoring
 from conveyor_engine.execution.models.towers import put_back, take_towers
 
 
@@ -49,8 +49,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model in evaluation mode onto `device`. All weights come from the checkpoint. Raises ModelError.
 
-    sees: a model of images and texts keeps its encoders, with transformers' own attention. defers: `fuse` reads the
-    weights of a quantized checkpoint that it packs.
+    sees: a model of images and texts keeps its encoders, with transformers' own attention. defers: the weights of a
+    quantized checkpoint are read when they are packed: by `fuse`, or by `gpu_packing` on their way to a GPU.
     """
     _check_safetensors(Path(path))
     if kind.own_attention:
@@ -76,8 +76,6 @@ def load_model(
             raise restoring.build_error() from error
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     checkpoint.check_loaded(model, info, restoring)
-    if restoring is not None and not defers and device.type == "cpu":
-        keep_grids(model, restoring)
     number_weights(model, model.get_output_embeddings(), _is_packed)
     if kind.without_pooler:
         _drop_pooler(model, info)
@@ -96,7 +94,7 @@ def load_model(
 
 
 def _is_packed(part: nn.Module) -> bool:
-    """Return whether `fuse` packs the weights of such modules, one after another."""
+    """Return whether the weights of such modules are packed, one module after another."""
     return type(part) in (nn.Linear, nn.Embedding) or is_gated(part)
 
 

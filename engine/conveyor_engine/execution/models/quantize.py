@@ -157,19 +157,14 @@ def check_quantization(
         )
 
 
-def count_bytes(
-    model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS, *, has_experts: bool = True
-) -> int | None:
+def count_bytes(model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS) -> int | None:
     """Return the bytes of a model's weights if the layers that the kernels compute have so many bits.
 
-    Returns None if most weights are in other layers, as `check_share` does. has_experts: whether the kernels compute
-    experts, as those for CPUs do. The model may be on `meta`.
+    Returns None if most weights are in other layers, as `check_share` does. The model may be on `meta`.
     """
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
     head, sizes = model.get_output_embeddings(), dict[nn.Parameter, float]()
     for weight, part in _find_matrices(model).items():
-        if not has_experts and not isinstance(part, nn.Linear):
-            continue
         wanted = head_bits if part is head else bits
         group = find_group(weight.shape[-1], wanted) if wanted < _PLAIN_BITS else None
         sizes[weight] = wanted + _PLAIN_BITS / group if group else _PLAIN_BITS  # a scale in 16 bits

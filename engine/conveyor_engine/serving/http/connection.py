@@ -88,6 +88,9 @@ class Connection(HttpToolsProtocol):
             self._refusal = (ErrorCode.TOO_MANY_PIPELINED, message)
             raise ValueError
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _AnyLength()
 
     def on_body(self, body: bytes) -> None:
         self._num_bytes = 0
@@ -172,6 +175,19 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._unread_timer.start(LOOK_SECONDS, lambda: self._expect_reading(num_unread))
+
+
+class _AnyLength(int):
+    """The length of an answer whose end is the end of the connection, because HTTP/1.0 has no chunks.
+
+    uvicorn subtracts what it has sent, and compares the rest with zero at the end.
+    """
+
+    def __sub__(self, num_bytes: int) -> "_AnyLength":
+        return self
+
+    def __lt__(self, num_bytes: int) -> bool:
+        return False
 
 
 class _Timer:

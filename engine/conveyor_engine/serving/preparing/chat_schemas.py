@@ -34,26 +34,34 @@ def _parse_content(value: object) -> object:
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content", "must be a string or a list of parts")
-    return join_content([_parse_part(number, part) for number, part in enumerate(value)])
+    parts = [_parse_part(number, part) for number, part in enumerate(value)]
+    return join_content([part for part in parts if part["type"] != "thinking"])
+
+
+_TEXTS = ("text", "refusal", "thinking")  # the types of parts that have their text in a field of the same name
 
 
 def _parse_part(number: int, part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     if kind == "image_url" and isinstance(part, dict):
         return read_image_url(part.get("image_url"))
-    if kind != "text" or not isinstance(part, dict):
+    if kind not in _TEXTS or not isinstance(part, dict):
         takes = "this engine takes parts of type 'text' and 'image_url' only"
         raise PydanticCustomError("content", f"part {number} is {kind!r}; {takes}")
-    if not isinstance(part.get("text"), str):
-        raise PydanticCustomError("content", f"part {number} must have a string `text`")
-    return text_part(part["text"])
+    if not isinstance(part.get(kind), str):
+        raise PydanticCustomError("content", f"part {number} must have a string `{kind}`")
+    return part if kind == "thinking" else text_part(part[kind])
 
 
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+def _describe_part(kind: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"type": {"const": kind}, kind: {"type": "string"}},
+        "required": ["type", kind],
+    }
+
+
+_PARTS = [_describe_part(kind) for kind in _TEXTS]
 _URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
 _IMAGE = {
     "type": "object",
@@ -64,7 +72,7 @@ Content = Annotated[
     str | list[dict[str, Any]] | None,
     PlainValidator(_parse_content),
     WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_PART, _IMAGE]}}, {"type": "null"}]}
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [*_PARTS, _IMAGE]}}, {"type": "null"}]}
     ),
 ]
 
@@ -83,6 +91,7 @@ def _parse_text(value: object) -> str:
 
 TEMPLATE_ROLES = ("system", "user", "assistant", "tool")
 _ROLES = {"developer": "system", "function": "tool"}  # as current templates name them
+EMPTY_ROLES = ("assistant", "tool", "function")  # whose messages may have no content
 
 
 class ChatMessage(Object):
@@ -96,7 +105,11 @@ class ChatMessage(Object):
     The template receives `developer` as `system`, and `function` as `tool`."""
     content: Content = None
     """A string, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}`, where
-    the URL has the data itself (`data:image/png;base64,...`), or is of a host in the engine's setting `media_hosts`."""
+    the URL has the data itself (`data:image/png;base64,...`), or is of a host in the engine's setting `media_hosts`.
+    Messages of the assistant and of tools may have none. In the assistant's, a part `refusal` is a text, and a part
+    `thinking` counts as `reasoning`."""
+    refusal: str | None = None
+    """The assistant's refusal: its text, if the message has no content."""
     name: str | None = None
     """For chat templates that use it."""
     tool_calls: list[AnyEarlierCall] | None = None
@@ -108,9 +121,20 @@ class ChatMessage(Object):
     tool_call_id: str | None = None
     """For a `tool` message: the id of the call whose result this message contains."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_thinking(cls, message: Any) -> Any:
+        """Return the assistant's message with the thinking among the parts of its content as `reasoning`."""
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            return message
+        parts = content if isinstance(content := message.get("content"), list) else ()
+        found = [part.get("thinking") for part in parts if isinstance(part, dict) and part.get("type") == "thinking"]
+        thinking = "\n".join(text for text in found if isinstance(text, str))
+        return message | {"reasoning": message.get("reasoning") or thinking} if thinking else message
+
     @model_validator(mode="after")
     def _check_content(self) -> "ChatMessage":
-        if self.content is None and not self.calls:
+        if self.content is None and self.role not in EMPTY_ROLES:
             raise PydanticCustomError("content", "content is missing")
         return self
 
@@ -127,7 +151,7 @@ class ChatMessage(Object):
         reasoning = self.reasoning_content or self.reasoning or None
         fields = {
             "role": _ROLES.get(self.role, self.role),
-            "content": self.content or "",
+            "content": self.content or self.refusal or "",
             "name": self.name,
             "reasoning_content": reasoning,
             "thinking": None if self.content and self.calls else reasoning,
@@ -170,7 +194,7 @@ class PredictedOutput(Object):
     content: Annotated[
         str,
         PlainValidator(_parse_text),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PARTS}}]}),
     ]
 
 
@@ -187,7 +211,7 @@ class ChatRequest(SamplingFields):
     top_logprobs: Alternatives | None = None
     """Number of alternatives for each token."""
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
-    """The newer name of `max_tokens`."""
+    """The newer name of `max_tokens`, over which it takes precedence."""
     add_generation_prompt: bool | None = None
     """False: the prompt does not begin the assistant's turn."""
     continue_final_message: bool | None = False
@@ -225,11 +249,6 @@ class ChatRequest(SamplingFields):
                 "add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other; send one"
             )
         check_call_and_form(self.tool_use, self.forms())
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise PydanticCustomError(
-                "max_completion_tokens", "max_completion_tokens and max_tokens differ; send max_completion_tokens alone"
-            )
         return self
 
     @cached_property

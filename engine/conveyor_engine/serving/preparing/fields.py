@@ -225,7 +225,8 @@ TABLE: tuple[Row, ...] = (
     *_only((["text"],), [OPENAI], "modalities", on=_CHAT),
     *_only((), [OPENAI], "audio", "moderation", on=_CHAT),
     *_only((), [VLLM], "mm_payload", on=_CHAT),
-    *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
+    *_only((), [OPENAI], "function_call", on=(Place.MESSAGE,), instead="send `tool_calls`"),
+    *_only((), [OPENAI], "audio", on=(Place.MESSAGE,)),
     *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),
 )  # fmt: skip
 

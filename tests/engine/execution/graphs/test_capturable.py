@@ -22,9 +22,11 @@ from conveyor_engine.execution.graphs import decodes, mixed
 from conveyor_engine.execution.graphs.cuda import Work
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
-from conveyor_engine.execution.models import gpu_packing
+from conveyor_engine.execution.kernels.weights import Weights
+from conveyor_engine.execution.models import gpu_packing, gpu_trial
+from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
-from conveyor_engine.execution.models.gpu_packing import pack_linears
+from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
@@ -56,9 +58,15 @@ def move(model: PreTrainedModel, dtype: torch.dtype) -> None:
                     moved = moved.to(dtype) if moved.is_floating_point() else moved
                     tensors[name] = moved if tensors is module._buffers else torch.nn.Parameter(moved, False)
         if isinstance(module, GpuLinear):
-            both = module.packed.numbers, module.packed.scales
-            numbers, scales = (torch.empty(x.shape, dtype=x.dtype, device=CUDA) for x in both)
-            module.packed = replace(module.packed, numbers=numbers, scales=scales)
+            module.packed = move_packed(module.packed)
+        if isinstance(module, GpuExperts):
+            module.gate_up, module.down = move_packed(module.gate_up), move_packed(module.down)
+
+
+def move_packed(packed: Weights) -> Weights:
+    both = packed.numbers, packed.scales
+    numbers, scales = (torch.empty(each.shape, dtype=each.dtype, device=CUDA) for each in both)
+    return replace(packed, numbers=numbers, scales=scales)
 
 
 def capture_steps(
@@ -124,15 +132,18 @@ def test_a_step_of_experts_reads_none_on_an_h100(kind: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_a_step_with_weights_of_few_bits_reads_none_either(
-    quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+    kind: str, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", ())
-    monkeypatch.setattr(gpu_packing, "same", lambda *_: True)
-    model = make("qwen3", hidden_size=64, intermediate_size=128)
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", ())
+    monkeypatch.setattr(gpu_trial, "same", lambda *_: True)
+    monkeypatch.setattr(gpu_packing, "compare_experts", lambda *_: "")
+    model = make(kind, hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
     lines: list[str] = []
-    pack_linears(model, quantization, torch.device("cpu"), lines.append)
+    pack_model(model, quantization, torch.device("cpu"), lines.append)
     assert " kept=0 " in lines[0]
     _, failed, launched = capture_steps(model, torch.float32, monkeypatch)
     assert not failed
     assert {"_multiply_packed", "_multiply_packed_row"} <= launched
+    assert ({"_plan_tiles", "_multiply_experts"} <= launched) == (kind == "qwen3_moe")

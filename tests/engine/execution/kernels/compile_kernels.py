@@ -25,6 +25,7 @@ from tests.engine.execution.kernels.compiled import (
     FEW_LAYERS,
     HEADER,
     OTHER_ROWS,
+    OTHER_TOKENS,
     SMALL_CAPABILITIES,
     Compiled,
 )
@@ -37,6 +38,7 @@ from tests.engine.execution.kernels.cuda_layers import (
     prepare,
     prepare_attention,
     prepare_cuts,
+    prepare_experts,
     prepare_product,
     prepare_sampling,
     prepare_uniforms,
@@ -102,6 +104,10 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False
                     place = ("product", f"{rows} rows, {name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_product(packed, rows)()
+                for tokens in (1, 1024, *OTHER_TOKENS):
+                    place = ("experts", f"{tokens} tokens, {name}", capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare_experts(packed, tokens)()
             place = ("sampler", "draws", capability)
             with FakeTensorMode(), torch.inference_mode():
                 prepare_uniforms(64)()

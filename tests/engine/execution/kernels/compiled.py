@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 CAPABILITIES = (80, 90, 100)
 SMALL_CAPABILITIES = (86, 89, 120)  # their blocks have less shared memory
 OTHER_ROWS = (7, 31, 150)  # of products in few bits, whose kernels those for 16, 32 and 64 rows are
+OTHER_TOKENS = (3, 8, 700)  # of experts in few bits, whose kernels those for 1 and 1,024 tokens are
 FEW_LAYERS = ("Qwen3-8B", "MiniCPM3")  # they launch every kernel
 
 

@@ -20,6 +20,7 @@ from conveyor_engine.execution.kernels.sample import sample
 from conveyor_engine.execution.kernels.uniform import uniform_numbers
 from conveyor_engine.execution.kernels.weights import Kind, Weights
 from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
@@ -107,6 +108,19 @@ def make_packed(packed: Packed, columns: int, size: int, dtype: torch.dtype = to
     zeros = torch.empty((groups, size), dtype=torch.uint8, device=CUDA) if packed.has_zeros else None
     bias = torch.empty(size, dtype=dtype, device=CUDA) if packed.has_bias else None
     return GpuLinear(Weights(packed.kind, numbers, scales.to(dtype), zeros), bias, dtype)
+
+
+def make_experts(packed: Packed, dtype: torch.dtype = torch.bfloat16) -> GpuExperts:
+    """Make the experts of a layer of Qwen3.6-35B-A3B."""
+    gate_up, down = (make_packed(packed, *shape, dtype).packed for shape in ((2048, 256 * 1024), (512, 256 * 2048)))
+    return GpuExperts(gate_up, down, 256, dtype)
+
+
+def prepare_experts(packed: Packed, tokens: int) -> Callable[[], object]:
+    """Return the call of experts, of which each token has eight."""
+    x = torch.empty((tokens, 2048), dtype=torch.bfloat16, device=CUDA)
+    chosen = torch.empty((tokens, 8), dtype=torch.int64, device=CUDA)
+    return partial(make_experts(packed), x, chosen, torch.empty((tokens, 8), dtype=torch.bfloat16, device=CUDA))
 
 
 def prepare_product(packed: Packed, rows: int) -> Callable[[], object]:

@@ -11,13 +11,21 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, OTHER_ROWS, SMALL_CAPABILITIES, Compiled
+from tests.engine.execution.kernels.compiled import (
+    CAPABILITIES,
+    HEADER,
+    OTHER_ROWS,
+    OTHER_TOKENS,
+    SMALL_CAPABILITIES,
+    Compiled,
+)
 from tests.engine.execution.kernels.ptx import copied_from_loaded_addresses, copies_in_flight, product_loop
 
 ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_attend_latents", "_silu_mul"),
     *("_multiply_rows", "_multiply_packed_row", "_multiply_packed", "_join_parts", "_restore"),
+    *("_plan_tiles", "_multiply_experts"),
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 ATTENTION = {"_attend", "_attend_latents"}
@@ -115,15 +123,16 @@ def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list
 
 def test_numbers_of_few_bits_are_copied_while_those_before_them_are_multiplied(compiled: list[Compiled]) -> None:
     """Two tiles or more of weights and rows are on their way, and no copy waits for a scale."""
-    loops = {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name == "_multiply_packed"}
-    assert len(loops) >= 4
+    names = {"_multiply_packed", "_multiply_experts"}
+    loops = {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name in names}
+    assert len(loops) >= 12
     assert [kernel for kernel, loop in loops.items() if copies_in_flight(loop) < 4] == []
     assert [kernel for kernel, loop in loops.items() if copied_from_loaded_addresses(loop)] == []
 
 
 def test_other_numbers_of_rows_compile_no_product_anew(compiled: list[Compiled]) -> None:
     """Otherwise, requests would wait for compilers."""
-    steps = tuple(f"{rows} rows" for rows in OTHER_ROWS)
+    steps = (*(f"{rows} rows" for rows in OTHER_ROWS), *(f"{tokens} tokens" for tokens in OTHER_TOKENS))
     assert [str(kernel) for kernel in compiled if kernel.step.startswith(steps)] == []
 
 

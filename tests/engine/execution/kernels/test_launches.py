@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.execution.kernels.cuda_layers import PACKED, SHAPES, STEPS, prepare, prepare_cuts, prepare_sampling
+from tests.engine.execution.kernels.cuda_layers import (
+    PACKED,
+    SHAPES,
+    STEPS,
+    prepare,
+    prepare_cuts,
+    prepare_experts,
+    prepare_sampling,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,6 +97,22 @@ def test_weights_of_few_bits_add_only_the_sums_of_divided_products(monkeypatch: 
     of_a_row = ["_multiply_packed_row", *between, *["_multiply_packed_row"] * 3]
     assert launched["one long decode"] == of_a_row
     assert {"_restore", "_multiply_packed"} & {*launched["a chunk of a prompt"]} == {"_restore"}
+
+
+EXPERTS = ["sort", "_plan_tiles", "_multiply_experts", "_silu_mul", "_multiply_experts", "sum"]
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyPatch, name: str, tokens: int) -> None:
+    """They read no number from the device. torch's sorting is several kernels."""
+    with FakeTensorMode(), torch.inference_mode():
+        call = prepare_experts(PACKED[name], tokens)
+        with Launches(monkeypatch) as launches:
+            out = call()
+    assert launches.names == EXPERTS
+    assert isinstance(out, torch.Tensor)
+    assert (out.shape, out.dtype) == ((tokens, 2048), torch.bfloat16)
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(

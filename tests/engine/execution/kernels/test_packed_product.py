@@ -9,7 +9,7 @@ from conveyor_engine.execution.kernels import packed_product
 from conveyor_engine.execution.kernels.few_rows import Norm
 from conveyor_engine.execution.kernels.packed_product import multiply, restore
 from conveyor_engine.execution.kernels.packed_row import multiply_packed_row
-from conveyor_engine.execution.kernels.weights import Kind, Weights, join_weights, pack_weights
+from conveyor_engine.execution.kernels.weights import Kind, Weights, has_kernels, join_weights, pack_weights
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 
 pytestmark = ON_DEVICE
@@ -45,7 +45,6 @@ def make(kind: Kind, group: int, has_zeros: bool = False, size: int = SIZE) -> t
         middle = torch.full((size, groups), 1 << int(kind[3:]) - 1) if zeros is None else zeros
         values = numbers.float() - middle.repeat_interleave(group, 1)
     packed = pack_weights(kind, numbers.to(DEVICE), scales.to(DEVICE), None if zeros is None else zeros.to(DEVICE))
-    assert packed is not None
     assert (packed.out_features, packed.in_features, packed.group) == (size, COLUMNS, group)
     return packed, (values * scales.repeat_interleave(group, 1)).to(DEVICE)
 
@@ -107,4 +106,4 @@ def test_many_rows_restore_a_part_of_the_outputs_at_a_time(monkeypatch: pytest.M
     ("kind", "columns", "groups"), [("int4", 96, 3), ("int4", 128, 8), ("int4", 192, 2), ("int8", 96, 5)]
 )
 def test_there_are_no_kernels_for_other_groups(kind: Kind, columns: int, groups: int) -> None:
-    assert pack_weights(kind, torch.zeros(4, columns, dtype=torch.uint8), torch.ones(4, groups)) is None
+    assert not has_kernels(kind, columns, groups)

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from conveyor_engine.execution.models.quantized.deferred import Deferred, loading
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS
 from conveyor_engine.execution.models.quantized.reading import Restored, Restoring, plan_layouts
 from conveyor_engine.execution.models.quantized.stored import read_stored
@@ -45,6 +46,18 @@ def test_a_weight_is_the_one_that_the_format_s_library_restores(tmp_path: Path, 
     assert weight_name == ("model.proj.gate_up_proj" if name == "mxfp4_experts" else "model.proj.weight")
     rounded = 5e-3 if name == "ct_nvfp4" else 2e-3  # its library computes in bfloat16
     torch.testing.assert_close(weight[...], expected, rtol=rounded, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_weight_has_its_shape_before_its_numbers_are_read(tmp_path: Path, name: str) -> None:
+    prepare(tmp_path, name)
+    (weight,) = restore(tmp_path).tensors.values()
+    (deferred,) = restore(tmp_path, defers=True).tensors.values()
+    with loading():
+        found = deferred[...]
+    assert isinstance(found, Deferred)
+    assert found.shape == weight[...].shape
+    assert torch.equal(found.read(), weight[...])
 
 
 def test_modelopt_s_nvfp4_is_that_of_compressed_tensors_with_an_inverted_scale(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tests weights of 4 and 8 bits as GPUs keep them, on a GPU or otherwise in Triton's interpreter."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +26,15 @@ from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import packed_product, packed_row
 from conveyor_engine.execution.kernels.weights import Weights
-from conveyor_engine.execution.models import gpu_packing
+from conveyor_engine.execution.models import divide, gpu_trial
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
-from conveyor_engine.execution.models.gpu_packing import pack_linears
+from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.linear import build_linear, stackable
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.quantized.reading import keep_grids
+from conveyor_engine.execution.models.quantized.deferred import Deferred, loading
 from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid
 from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer
 from conveyor_engine.execution.placement import open_placement
@@ -45,22 +46,56 @@ from conveyor_engine.tasks.generate.execution import runner
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
 
-TRIED_ROWS = gpu_packing._TRIED_ROWS
+TRIED_ROWS = gpu_trial._TRIED_ROWS
 
 
 @pytest.fixture(autouse=True)
 def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 2, 257))
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2, 257))
 
 
 def pack(model: Any, quantization: Any = None) -> list[str]:
     """Pack and move a model. Return the lines of the log."""
     lines: list[str] = []
-    pack_linears(model, quantization, DEVICE, lines.append)
+    pack_model(model, quantization, DEVICE, lines.append)
     model.to(DEVICE)
     return lines
+
+
+class Numbers:
+    """A weight in the checkpoint's files. Its numbers are the nearest ones to `weight`, if they are not given."""
+
+    def __init__(self, grid: Grid, weight: torch.Tensor, numbers: torch.Tensor | None = None) -> None:
+        self._grid, self._numbers = grid, grid.round(weight) if numbers is None else numbers
+        self.shape = tuple(self._numbers.shape)
+
+    def read(self) -> torch.Tensor:
+        return self._grid.read(self._numbers)
+
+    def read_grid(self) -> Grid:
+        return replace(self._grid, numbers=lambda first, count: self._numbers[first : first + count])
+
+
+def defer(linear: nn.Linear, grid: Grid, numbers: torch.Tensor | None = None) -> torch.Tensor:
+    """Let a layer have its weight in a checkpoint's file, rounded to the grid. Return the rounded weight."""
+    stored = Numbers(grid, linear.weight.data, numbers)
+    linear.weight = nn.Parameter(Deferred.of(stored), requires_grad=False)
+    return stored.read()
+
+
+def load_weight(folder: Path, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Return a checkpoint's restored weight, and a model of one layer that has it in the checkpoint's files."""
+    (stored,) = restore(folder).tensors.values()
+    (deferred,) = restore(folder, defers=True).tensors.values()
+    weight = stored[...]
+    model: Any = nn.Module()
+    model.model = nn.Module()
+    model.model.proj = nn.Linear(*reversed(weight.shape), bias=False)
+    with loading():
+        model.model.proj.weight = nn.Parameter(deferred[...].to(dtype), requires_grad=False)
+    return weight, model
 
 
 KEPT = ["ct_int8_channel", "ct_int4_group", "ct_int4_group_zeros", "awq", "gptq_4", "ct_fp8_channel"]
@@ -72,16 +107,9 @@ def test_stored_numbers_are_kept_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
     prepare(tmp_path, name)
-    restoring = restore(tmp_path)
-    ((_, stored),) = restoring.tensors.items()
-    weight = stored[...]
-    model: Any = nn.Module()
-    model.model = nn.Module()
-    model.model.proj = nn.Linear(*reversed(weight.shape), bias=False, dtype=dtype)
-    model.model.proj.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
-    keep_grids(model, restoring)
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 2) if dtype == torch.float32 else ())
-    monkeypatch.setattr(gpu_packing, "same", gpu_packing.same if dtype == torch.float32 else lambda *_: True)
+    weight, model = load_weight(tmp_path, dtype)
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2) if dtype == torch.float32 else ())
+    monkeypatch.setattr(gpu_trial, "same", gpu_trial.same if dtype == torch.float32 else lambda *_: True)
     lines = pack(model)
     ours = model.model.proj
     assert isinstance(ours, GpuLinear), lines
@@ -96,7 +124,7 @@ def test_numbers_of_a_gguf_file_are_kept_in_the_order_of_transformers(tmp_path: 
     """llama.cpp stores the rows of queries and keys in another order."""
     path, written = save("llama", tmp_path, "Q4_0")
     directory = str(unpack(path))
-    model = load_model(directory, load_config(directory), torch.float32, torch.device("cpu"))
+    model = load_model(directory, load_config(directory), torch.float32, torch.device("cpu"), defers=True)
     num_linears = sum(type(part) is nn.Linear for part in written.modules())
     assert pack(model)[-1].startswith(f"event=weights_rounded linears={num_linears} kept=0 ")
 
@@ -104,15 +132,10 @@ def test_numbers_of_a_gguf_file_are_kept_in_the_order_of_transformers(tmp_path: 
 @pytest.mark.parametrize("name", ["gptq_4_act_order", "ct_int3_channel", "bnb_int8"])
 def test_other_numbers_keep_16_bits(tmp_path: Path, name: str) -> None:
     prepare(tmp_path, name)
-    restoring = restore(tmp_path)
-    ((_, stored),) = restoring.tensors.items()
-    model: Any = nn.Module()
-    model.model = nn.Module()
-    model.model.proj = nn.Linear(*reversed(stored[...].shape), bias=False)
-    model.model.proj.weight = nn.Parameter(stored[...].contiguous(), requires_grad=False)
-    keep_grids(model, restoring)
+    weight, model = load_weight(tmp_path, torch.float32)
     assert pack(model) == []
     assert type(model.model.proj) is nn.Linear
+    assert torch.equal(model.model.proj.weight.cpu(), weight)
 
 
 def test_blocks_of_fp8_have_a_scale_for_128_rows_and_columns() -> None:
@@ -121,9 +144,8 @@ def test_blocks_of_fp8_have_a_scale_for_128_rows_and_columns() -> None:
     wide = scales.repeat_interleave(128, 0)[:200]
     model: Any = nn.Module()
     model.proj = nn.Linear(256, 200, bias=False)
-    weight = numbers.float() * wide.repeat_interleave(128, 1)
-    model.proj.weight = nn.Parameter(weight, requires_grad=False)
-    model.proj.grid = Grid(8, wide.contiguous(), is_float=True)
+    weight = defer(model.proj, Grid(8, wide.contiguous(), is_float=True), numbers.view(torch.uint8))
+    assert torch.equal(weight, numbers.float() * wide.repeat_interleave(128, 1))
     pack(model)
     assert (model.proj.packed.kind, model.proj.packed.group) == ("fp8", 128)
     torch.testing.assert_close(model.proj.weight.cpu(), weight, rtol=1e-6, atol=0)
@@ -133,29 +155,32 @@ def test_equal_scales_of_blocks_do_not_keep_layers_of_fp8_apart() -> None:
     model: Any = nn.Module()
     for name, scales in (("queries", torch.tensor([[1.0, 2.0]])), ("keys", torch.ones(1, 2))):
         linear = nn.Linear(256, 48, bias=False)
-        linear.grid = Grid(8, scales.repeat(48, 1), is_float=True)  # type: ignore[assignment]
         numbers = torch.randn(48, 256).to(torch.float8_e4m3fn).view(torch.uint8)
-        linear.weight = nn.Parameter(linear.grid.read(numbers), requires_grad=False)  # type: ignore[union-attr]
+        defer(linear, Grid(8, scales.repeat(48, 1), is_float=True), numbers)
         model.add_module(name, linear)
     pack(model)
+    assert [len(each.packed.scales) for each in (model.queries, model.keys)] == [2, 1]
     assert stackable([model.queries, model.keys])
+    joined = build_linear([model.queries, model.keys])
+    assert torch.equal(joined.weight, torch.cat([model.queries.weight, model.keys.weight]))
 
 
 def test_layers_of_one_input_are_joined_if_their_numbers_have_one_kind() -> None:
     model: Any = nn.Module()
-    for name, bits, group in (("queries", 4, 32), ("keys", 4, 32), ("values", 8, 32), ("others", 4, 64)):
-        linear = nn.Linear(64, 48)
-        grid = choose_grid(linear.weight.data, bits, group)
-        linear.weight = nn.Parameter(grid.read(grid.round(linear.weight.data)), requires_grad=False)
-        linear.grid = grid  # type: ignore[assignment]
+    kinds = {"queries": (4, 32), "keys": (4, 32), "values": (8, 32), "others": (4, 64), "rows": (4, 128)}
+    for name, (bits, group) in kinds.items():
+        linear = nn.Linear(128, 48)
+        defer(linear, choose_grid(linear.weight.data, bits, group))
         model.add_module(name, linear)
     pack(model)
     joined = build_linear([model.queries, model.keys])
     assert torch.equal(joined.weight, torch.cat([model.queries.weight, model.keys.weight]))
-    x = torch.randn(1, 2, 64, device=DEVICE)
-    assert torch.equal(joined(x), torch.cat([model.queries(x), model.keys(x)], dim=-1))
-    for other in (model.values, model.others, nn.Linear(64, 48)):
-        assert not stackable([model.queries, other])
+    x = torch.randn(1, 2, 128, device=DEVICE)
+    torch.testing.assert_close(joined(x), torch.cat([model.queries(x), model.keys(x)], dim=-1), rtol=1e-5, atol=1e-6)
+    for other in (model.values, model.others, nn.Linear(128, 48)):
+        assert not stackable([model.queries, model.rows, other])
+    joined = build_linear([model.queries, model.rows])
+    assert torch.equal(joined.weight, torch.cat([model.queries.weight, model.rows.weight])), "one scale for a row"
 
 
 @pytest.mark.slow
@@ -187,8 +212,7 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="only 0 % of the weights of Qwen3ForCausalLM"):
         pack(model, "int4")
     for linear in (part for part in model.modules() if type(part) is nn.Linear):
-        linear.grid = choose_grid(linear.weight, 8, 32)  # type: ignore[assignment]
-        linear.weight = nn.Parameter(linear.grid.read(linear.grid.round(linear.weight)), requires_grad=False)
+        defer(linear, choose_grid(linear.weight.data, 8, 32))
     lines = pack(model)
     assert len(lines) == 2, "one for each number of groups"
     assert lines[0].startswith('event=weights_keep_16_bits found="int8 in groups of 32: 257 rows" consequence=')
@@ -209,15 +233,14 @@ def test_a_trial_reaches_each_kernel(monkeypatch: pytest.MonkeyPatch, part: str)
     def wrong_row(*given: Any, **options: Any) -> torch.Tensor:
         return multiply_row(*given, **options) + (options.get(part, False) not in (False, None))
 
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1, 32) if part == "32 rows" else (1,))
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 32) if part == "32 rows" else (1,))
     assert {1, 16, 32, 64, 257} == {*TRIED_ROWS}
-    monkeypatch.setattr(gpu_packing, "_TRIED_OUTPUTS", 16)
+    monkeypatch.setattr(gpu_trial, "_TRIED_OUTPUTS", 16)
     monkeypatch.setattr(packed_product, "multiply", wrong)
     monkeypatch.setattr(packed_row, "multiply_packed_row", wrong_row)
     model: Any = nn.Module()
     model.proj = nn.Linear(64, 18, bias=False)
-    model.proj.grid = choose_grid(model.proj.weight.data, 8, 64)
-    model.proj.weight = nn.Parameter(model.proj.grid.read(model.proj.grid.round(model.proj.weight)), False)
+    defer(model.proj, choose_grid(model.proj.weight.data, 8, 64))
     lines = pack(model)
     assert lines[0].startswith("event=weights_keep_16_bits ")
     assert type(model.proj) is nn.Linear
@@ -226,13 +249,12 @@ def test_a_trial_reaches_each_kernel(monkeypatch: pytest.MonkeyPatch, part: str)
 
 def test_each_number_of_inputs_has_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(gpu_packing, "_is_same", lambda ours, *_: not tried.append(ours.in_features))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", (1,))
+    monkeypatch.setattr(gpu_trial, "_is_same", lambda ours, *_: not tried.append(ours.in_features))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1,))
     model: Any = nn.Module()
     for name, columns in (("up", 64), ("down", 96), ("again", 64)):
         linear = nn.Linear(columns, 32, bias=False)
-        linear.grid = Grid(8, torch.ones(32, 1))  # type: ignore[assignment]
-        linear.weight = nn.Parameter(torch.randint(-9, 9, (32, columns)).float(), requires_grad=False)
+        defer(linear, Grid(8, torch.ones(32, 1)))
         model.add_module(name, linear)
     pack(model)
     assert tried == [64, 96]
@@ -260,12 +282,12 @@ def test_a_start_packs_what_a_checkpoint_has_in_few_bits(tmp_path: Path, change:
         if isinstance(part, GpuLinear):
             weight = expected.get_submodule(path).weight
             torch.testing.assert_close(part.weight.cpu(), weight, rtol=1e-6, atol=0)
-    assert [path for path, part in model.named_modules() if "grid" in vars(part)] == [], "grids are freed"
+    assert [name for name, each in model.named_parameters() if isinstance(each, Deferred)] == []
 
 
 def test_encoders_of_images_keep_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES["llava"].config["text_config"], "hidden_size", 64)
-    monkeypatch.setattr(gpu_packing, "_TRIED_ROWS", ())
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", ())
     save_seeing_model("llava", tmp_path)
     config = EngineConfig(model=str(tmp_path), device=DEVICE.type, dtype="float32", quantization="int8")
     model, _ = load_as_product(config)
@@ -284,11 +306,9 @@ def test_adapters_are_added_to_packed_weights() -> None:
     torch.manual_seed(0)
     model: Any = nn.Module()
     model.proj = nn.Linear(64, 48, bias=True)
-    model.proj.grid = choose_grid(model.proj.weight.data, 4, 32)
-    rounded = model.proj.grid.read(model.proj.grid.round(model.proj.weight))
-    model.proj.weight = nn.Parameter(rounded, requires_grad=False)
     plain = nn.Linear(64, 48)
-    plain.load_state_dict(model.proj.state_dict())
+    plain.bias = model.proj.bias
+    plain.weight = nn.Parameter(defer(model.proj, choose_grid(model.proj.weight.data, 4, 32)), requires_grad=False)
     pack(model)
     adapters = Adapters(DEVICE)
     adapters.grow(32)
@@ -304,22 +324,32 @@ def test_adapters_are_added_to_packed_weights() -> None:
     assert (pair[0][0, 1] - pair[0][0, 0]).abs().min() > 1
 
 
+FP8_ROWS = Grid(8, torch.linspace(0.5, 2, 64)[:, None].repeat(1, 2), is_float=True)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("dim", [0, 1])
-def test_ranks_pack_their_shares(dim: int) -> None:
+@pytest.mark.parametrize("grid", [choose_grid(torch.randn(64, 256), 4, 32), FP8_ROWS], ids=["int4", "fp8"])
+def test_ranks_pack_their_shares(grid: Grid, dim: int) -> None:
     torch.manual_seed(0)
-    weight = torch.randn(64, 256)
-    grid = choose_grid(weight, 4, 32)
-    weight = grid.read(grid.round(weight))
     for rank in range(2):
-        share = grid.divide(dim, rank, 2)
-        assert share is not None
         model: Any = nn.Module()
         model.proj = nn.Linear(256, 64, bias=False)
-        model.proj.weight = nn.Parameter(weight.chunk(2, dim)[rank].contiguous(), requires_grad=False)
-        model.proj.grid = share
+        weight = defer(model.proj, grid)
+        divide._keep_share(model.proj, dim, rank, 2)
         pack(model)
+        assert isinstance(model.proj, GpuLinear)
         torch.testing.assert_close(model.proj.weight.cpu(), weight.chunk(2, dim)[rank], rtol=1e-6, atol=0)
-    assert grid.divide(1, 0, 3) is None, "a rank's share has no whole groups"
+
+
+@torch.inference_mode()
+def test_shares_without_whole_groups_keep_16_bits() -> None:
+    model: Any = nn.Module()
+    model.proj = nn.Linear(96, 64, bias=False)
+    weight = defer(model.proj, choose_grid(model.proj.weight.data, 8, 32))
+    divide._keep_share(model.proj, 1, 0, 2)
+    pack(model)
+    assert torch.equal(model.proj.weight.cpu(), weight[:, :48])
 
 
 def test_each_variant_of_the_kernels_is_warmed_up() -> None:
@@ -328,8 +358,7 @@ def test_each_variant_of_the_kernels_is_warmed_up() -> None:
     runner_like: Any = SimpleNamespace(model=model, device=DEVICE)
     warmed_up: Any = runner.GenerateRunner.extra_warmup_tokens.fget
     assert warmed_up(runner_like) == (1, 2, 4)
-    model.proj.grid = choose_grid(model.proj.weight.data, 4, 32)
-    model.proj.weight = nn.Parameter(model.proj.grid.read(model.proj.grid.round(model.proj.weight)), False)
+    defer(model.proj, choose_grid(model.proj.weight.data, 4, 32))
     pack(model)
     assert warmed_up(runner_like) == (1, 2, 4, 16, 32, 64, 256)
 
@@ -364,7 +393,7 @@ def test_an_engine_serves_packed_weights(tmp_path: Path, monkeypatch: pytest.Mon
     prompt = reference.prompts[0][:6]
     add(core, "0", prompt, max_tokens=2)
     rounded: Any = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
-    pack_linears(rounded, "int8", torch.device("cpu"), lambda _: None)
+    pack_model(rounded, "int8", torch.device("cpu"), lambda _: None)
     rounded.set_attn_implementation("eager")
     expected = rounded.generate(torch.tensor([prompt]), max_new_tokens=2, do_sample=False)
     assert tokens_of(run(core)["0"]) == expected[0, len(prompt) :].tolist()

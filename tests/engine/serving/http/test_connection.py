@@ -205,3 +205,27 @@ async def test_a_connect_is_refused_once(more: bytes) -> None:
         writer.write(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n" + more + b"\r\n")
         answer = await reader.read()
         assert (answer[:13], answer.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 400 ", 1)
+
+
+async def stream(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for piece in (b"POST /p", b" hello"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize("app", [echo_body, stream])
+async def test_http_1_0_gets_an_answer_without_chunks_that_ends_with_the_connection(app: Any) -> None:
+    async with connected(app) as ((reader, writer), _):
+        writer.write(b"POST /p HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert (head[8:13], body) == (b" 200 ", b"POST /p hello")
+        assert b"transfer-encoding" not in head
+
+
+async def test_a_client_that_expects_100_continue_gets_it_from_an_engine_too() -> None:
+    async with connected(echo_body) as ((reader, writer), _):
+        writer.write(b"POST /p HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hello")
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")

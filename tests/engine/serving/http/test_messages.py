@@ -96,12 +96,15 @@ def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, clien
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "x"},
             {"type": "redacted_thinking", "data": "x"},
+            {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
             {"type": "text", "text": "c"},
             {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "x"}},
             {"type": "tool_use", "id": "toolu_2", "name": "now", "input": {}}]},
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun", "is_error": False},
-            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "noon"}]},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [
+                {"type": "text", "text": "noon"}, {"type": "tool_reference", "tool_name": "now"}]},
             {"type": "text", "text": "and?"}]},
         {"role": "system", "content": "be brief"},
     ]  # fmt: skip
@@ -116,7 +119,7 @@ def test_the_template_sees_what_it_would_see_of_a_chat(agent: AgentServer, clien
         {"role": "assistant", "content": "c", "reasoning_content": "hm", "tool_calls": [
             {"id": call, "function": {"name": name, "arguments": arguments}} for call, name, arguments in calls]},
         {"role": "tool", "content": "sun", "tool_call_id": "toolu_1"},
-        {"role": "tool", "content": "noon", "tool_call_id": "toolu_2"},
+        {"role": "tool", "content": "noon\nnow", "tool_call_id": "toolu_2"},
         {"role": "user", "content": "and?"},
         {"role": "system", "content": "be brief"},
     ]  # fmt: skip

@@ -138,7 +138,10 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[0].content", [user([{"type": "text", "text": 5}])]),
         ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
         ("messages[0].tool_calls[0].function.arguments", [called(5)]),
-        ("messages[0]", [{"role": "assistant", "tool_calls": []}]),
+        ("messages[0]", [{"role": "user"}]),
+        ("messages[0].content", [{"role": "assistant", "content": [{"type": "refusal"}]}]),
+        ("messages[0].content", [{"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}]),
+        ("messages[0].function_call", [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]),
         ("messages[0]", [{**called("{}"), "role": "user"}]),
         ("tools[0]", [{"name": "f"}]),
         ("tools[0].function", [{"type": "function"}]),
@@ -241,8 +244,32 @@ def test_text_parts_are_one_text() -> None:
     assert fields.messages_for_template()[0]["content"] == "a\nb"
 
 
-def test_two_different_limits_of_tokens_are_refused() -> None:
-    assert refuse(ChatRequest, max_tokens=5, max_completion_tokens=6).param == "max_completion_tokens"
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"content": None}, {"content": ""}),
+        ({"content": None, "tool_calls": []}, {"content": ""}),
+        ({"content": None, "reasoning": "r"}, {"content": "", "reasoning_content": "r", "thinking": "r"}),
+        ({"content": None, "refusal": "no"}, {"content": "no"}),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, {"content": "no"}),
+        (
+            {"content": [{"type": "thinking", "thinking": "r", "signature": "s"}, {"type": "text", "text": "b"}]},
+            {"content": "b", "reasoning_content": "r", "thinking": "r"},
+        ),
+    ],
+)
+def test_an_answer_of_any_server_may_be_sent_back(answer: dict[str, Any], shown: dict[str, Any]) -> None:
+    """An answer may have no text, for example if `max_tokens` ended it while the model thought."""
+    history = [user("a"), {"role": "assistant", **answer}, user("c")]
+    fields = ChatRequest.model_validate_json(json.dumps({"messages": history}))
+    assert fields.messages_for_template()[1] == {"role": "assistant", **shown}
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_tool_may_return_nothing(content: Any) -> None:
+    history = [user("a"), called("{}"), {"role": "tool", "tool_call_id": "1", "content": content}]
+    fields = ChatRequest.model_validate_json(json.dumps({"messages": history}))
+    assert fields.messages_for_template()[2] == {"role": "tool", "tool_call_id": "1", "content": ""}
 
 
 def test_no_alternatives_need_no_log_probabilities() -> None:

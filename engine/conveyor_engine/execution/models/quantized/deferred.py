@@ -1,8 +1,8 @@
 """Weights whose numbers are read when they are packed, and not while transformers loads the model.
 
 `reading` gives such tensors to transformers. They have a shape and a type, and record what transformers' loader does
-with them: joining, transposing, conversion. `fuse` reads one module after another. Before that, checks of the model
-compute with random numbers in place of the weights (`stand_ins`), so that each weight is read once.
+with them: joining, transposing, conversion. `fuse` and `gpu_packing` read one module after another. Before that, checks
+of the model compute with random numbers in place of the weights (`stand_ins`), so that each weight is read once.
 """
 
 import math
@@ -285,14 +285,18 @@ def number_weights(model: nn.Module, head: nn.Module | None, is_packed: Callable
                 each.number = each.number or next(_numbers)
                 each.is_table |= isinstance(part, nn.Embedding) or part is head
             else:
-                _put(part, name, each.read())
+                _put(part, name, nn.Parameter(each.read(), requires_grad=False))
 
 
-def read_weights(model: nn.Module) -> None:
-    """Read all weights that are still deferred."""
+def read_weights(model: nn.Module, device: torch.device | None = None) -> None:
+    """Read all weights that are still deferred, and move each of them to the device. Tied weights stay one."""
+    found: dict[Deferred, nn.Parameter] = {}
     for part in model.modules():
         for name, each in _list_deferred(part):
-            _put(part, name, each.read())
+            if each not in found:
+                found[each] = nn.Parameter(each.read().to(device=device), requires_grad=False)
+                each.forget()
+            _put(part, name, found[each])
 
 
 def _list_deferred(part: nn.Module) -> list[tuple[str, Deferred]]:
@@ -300,8 +304,8 @@ def _list_deferred(part: nn.Module) -> list[tuple[str, Deferred]]:
     return [(name, each) for name, each in own if isinstance(each, Deferred)]
 
 
-def _put(part: nn.Module, name: str, value: Tensor) -> None:
+def _put(part: nn.Module, name: str, value: nn.Parameter) -> None:
     if name in part._buffers:
-        part._buffers[name] = value
+        part._buffers[name] = value.data
     else:
-        part._parameters[name] = nn.Parameter(value, requires_grad=False)
+        part._parameters[name] = value

@@ -3,7 +3,9 @@
 Called by `reading` when a weight is packed. `gguf_blocks` does this for GGUF files.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import torch
@@ -12,11 +14,17 @@ from torch import Tensor
 from conveyor_engine.execution.models.quantized.layouts import (
     AWQ_ORDER,
     find_bits,
+    find_table_shape,
     read_scales,
     restore_awq,
     restore_gptq,
+    restore_int8_rows,
+    restore_mxfp4,
+    restore_mxfp4_experts,
+    restore_nvfp4,
     restore_packed,
     restore_scaled,
+    restore_table,
     unpack_awq,
 )
 from conveyor_engine.execution.models.quantized.numbers import spread, unpack_words
@@ -26,18 +34,18 @@ from conveyor_engine.quantization import Declared
 
 _Parts = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]
+_FP8_NAN: Final = 0x7F  # without its sign
 
 
-def find_shape(parts: _Parts, declared: Declared, restore: Callable[..., Tensor]) -> Shape | None:
-    """Return the shape of a weight; None for layouts of which no numbers are kept."""
-    reader = _READERS.get(restore)
-    return None if reader is None else reader.find_shape(parts, declared)
+def find_shape(parts: _Parts, declared: Declared, restore: Callable[..., Tensor]) -> Shape:
+    """Return the shape of a weight."""
+    return _READERS[restore].find_shape(parts, declared)
 
 
 def read_grid(parts: _Parts, declared: Declared, restore: Callable[..., Tensor], shape: Shape) -> Grid | None:
     """Return the grid of a weight of this shape; None if the kernels cannot keep its numbers."""
-    grid = _READERS[restore].read_grid(parts, declared, shape[-1]) if len(shape) == 2 else None
-    return grid if grid is not None and len(grid.scales) == shape[0] else None
+    grid = _READERS[restore].read_grid(parts, declared, shape[-1])
+    return grid if grid is not None and len(grid.scales) == math.prod(shape[:-1]) else None
 
 
 def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int, numbers: Rows) -> Grid | None:
@@ -75,18 +83,30 @@ def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None
 
 
 def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
-    """Return the grid of FP8, which the kernels for GPUs keep: with a scale for the tensor, each row or each block."""
-    rows = parts[""].shape[0]
+    """Return the grid of FP8, which the kernels for GPUs keep: with a scale for the tensor, each row or each block.
+
+    The weight is that of a layer or of several experts, (rows, columns) or (experts, rows, columns).
+    """
+    *rows, _ = parts[""].shape
     scales = read_scales({end: part[...] for end, part in parts.items() if end.startswith("_scale")})
-    if "_zero_point" in parts or len(parts[""].shape) != 2 or scales.dim() > 2:
+    groups = scales.shape[-1] if scales.dim() > len(rows) else 1
+    if "_zero_point" in parts or len(rows) not in (1, 2):
         return None
-    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
-    scales = spread(scales, (rows, scales.shape[1]), (declared.blocks[0], None)).expand(rows, -1)
-    each, rest = divmod(columns, scales.shape[1])
-    blocks = declared.blocks[1] if scales.shape[1] > 1 else None
-    if rest or each % GROUPS[-1] or each != (blocks or each):
+    scales = spread(scales, (*rows, groups), (declared.blocks[0], None)).expand(*rows, groups).flatten(0, -2)
+    if groups > 1 and declared.blocks[1] not in (None, columns // groups):
         return None
-    return Grid(8, scales.contiguous(), is_float=True)
+    each = 1 if len(rows) == 1 else rows[1]
+
+    def read(first: int, count: int) -> Tensor:
+        begin = first // each
+        stored = parts[""][begin : -(-(first + count) // each)].view(torch.uint8).view(-1, columns)
+        numbers = stored[first - begin * each :][:count]
+        if bool(((numbers & _FP8_NAN) == _FP8_NAN).any()):
+            raise ValueError("a number or a scale is infinite or NaN")
+        return numbers
+
+    grid = _make_grid(8, scales, None, columns, read)
+    return grid and replace(grid, is_float=True)
 
 
 def _read_packed(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
@@ -135,6 +155,20 @@ class _Reader(NamedTuple):
     find_shape: Callable[[_Parts, Declared], Shape]
 
 
+def _read_none(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    return None
+
+
+def _find_fp4_shape(parts: _Parts, declared: Declared) -> Shape:
+    *rows, pairs = parts["_packed" if "_packed" in parts else ""].shape
+    return *rows, 2 * pairs
+
+
+def _find_blocks_shape(parts: _Parts, declared: Declared) -> Shape:
+    experts, outputs, blocks, in_pairs = parts["_blocks"].shape
+    return experts, blocks * 2 * in_pairs, outputs
+
+
 # 32: bits of a word.
 _READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
     restore_scaled: _Reader(_read_scaled, lambda parts, _: tuple(parts[""].shape)),
@@ -144,4 +178,9 @@ _READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
         _read_gptq,
         lambda parts, declared: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // declared.bits),
     ),
+    restore_nvfp4: _Reader(_read_none, _find_fp4_shape),
+    restore_mxfp4: _Reader(_read_none, _find_fp4_shape),
+    restore_mxfp4_experts: _Reader(_read_none, _find_blocks_shape),
+    restore_table: _Reader(_read_none, lambda parts, _: find_table_shape(parts)),
+    restore_int8_rows: _Reader(_read_none, lambda parts, _: tuple(parts["weight"].shape)),
 }

@@ -125,7 +125,7 @@ def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
     return numbers.sub_(zeros[groups].t()).mul_(scales[groups].t())
 
 
-def _restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
+def restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
     """NVFP4: a scale in FP8 for 16 columns, and one for the tensor, which compressed-tensors stores inverted."""
     numbers = read_fp4(parts["_packed"] if "_packed" in parts else parts[""])
     whole = parts["_scale_2"] if "_scale_2" in parts else 1 / parts["_global_scale"].to(torch.float32)
@@ -133,22 +133,21 @@ def _restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
     return numbers.mul_(spread(scales, numbers.shape))
 
 
-def _restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
+def restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
     """compressed-tensors' `mxfp4-pack-quantized`: a power of two for 32 columns."""
     numbers = read_fp4(parts["_packed"])
     return numbers.mul_(spread(read_exponents(parts["_scale"]), numbers.shape))
 
 
-def _restore_mxfp4_experts(parts: Parts, declared: Declared) -> Tensor:
+def restore_mxfp4_experts(parts: Parts, declared: Declared) -> Tensor:
     """gpt-oss: blocks (experts, outputs, groups, 16) of a weight that its class keeps as (experts, inputs, outputs)."""
     numbers = read_fp4(parts["_blocks"])
     return numbers.mul_(read_exponents(parts["_scales"])[..., None]).flatten(-2).transpose(-2, -1)
 
 
-def _restore_table(parts: Parts, declared: Declared) -> Tensor:
+def restore_table(parts: Parts, declared: Declared) -> Tensor:
     """bitsandbytes' NF4 and FP4: a table of 16 numbers, and a scale for each block of the flattened weight."""
-    state = next(parts[name] for name in parts if ".quant_state." in name)
-    settings = json.loads(bytes(state.tolist()))
+    settings = _read_settings(parts)
     scales = parts[".absmax"]
     if (nested := parts.get(".nested_absmax")) is not None:
         table = parts[".nested_quant_map"].to(torch.float32)[scales.to(torch.int64)]
@@ -162,6 +161,15 @@ def _restore_table(parts: Parts, declared: Declared) -> Tensor:
     return numbers[: shape.numel()].mul_(scales).reshape(shape)
 
 
+def find_table_shape(parts: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a weight of `restore_table`. Raises ValueError."""
+    return tuple(map(int, _read_setting(_read_settings(parts), "shape", list)))
+
+
+def _read_settings(parts: Mapping[str, Any]) -> Any:
+    return json.loads(bytes(next(parts[name] for name in parts if ".quant_state." in name)[...].tolist()))
+
+
 def _read_setting(settings: Any, name: str, kind: type[Setting]) -> Setting:
     """Return an entry of a table's state. Raises ValueError."""
     value = settings.get(name) if isinstance(settings, dict) else None
@@ -170,7 +178,7 @@ def _read_setting(settings: Any, name: str, kind: type[Setting]) -> Setting:
     return value
 
 
-def _restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:
+def restore_int8_rows(parts: Parts, declared: Declared) -> Tensor:
     """bitsandbytes' LLM.int8: the largest number of each row, which 127 stands for."""
     return parts["weight"].to(torch.float32).mul_(parts["SCB"].to(torch.float32)[:, None] / 127)
 
@@ -188,16 +196,16 @@ _WORDS: Final = frozenset({"I32"})
 _SCALED: Final = Layout(restore_scaled, "", _FP8 | {"I8"}, ("_scale",), ("_zero_point",))
 _INVERSE: Final = Layout(restore_scaled, "", _FP8, ("_scale_inv",))
 _PACKED: Final = Layout(restore_packed, "_packed", _WORDS, ("_scale", "_shape"), ("_zero_point", "_g_idx"))
-_NVFP4: Final = Layout(_restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
-_NVFP4_PACKED: Final = Layout(_restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
-_MXFP4_PACKED: Final = Layout(_restore_mxfp4, "_packed", _BYTES, ("_scale",))
-_MXFP4_EXPERTS: Final = Layout(_restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",))
+_NVFP4: Final = Layout(restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
+_NVFP4_PACKED: Final = Layout(restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
+_MXFP4_PACKED: Final = Layout(restore_mxfp4, "_packed", _BYTES, ("_scale",))
+_MXFP4_EXPERTS: Final = Layout(restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",))
 _AWQ: Final = Layout(restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
 _GPTQ: Final = Layout(restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
-_INT8_ROWS: Final = Layout(_restore_int8_rows, "weight", frozenset({"I8"}), ("SCB",), ("weight_format",), "weight")
+_INT8_ROWS: Final = Layout(restore_int8_rows, "weight", frozenset({"I8"}), ("SCB",), ("weight_format",), "weight")
 _TABLES: Final = tuple(
     Layout(
-        _restore_table,
+        restore_table,
         "",
         _BYTES,
         (".absmax", ".quant_map", f".quant_state.bitsandbytes__{kind}"),

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
-from conveyor_engine.execution.models.quantized.deferred import Deferred, loading
+from conveyor_engine.execution.models.quantized.deferred import Deferred
 from conveyor_engine.execution.models.quantized.grids import Shape, find_shape, read_grid
 from conveyor_engine.execution.models.quantized.layouts import LAYOUTS, Layout
 from conveyor_engine.execution.models.quantized.rounding import Grid
@@ -66,11 +66,11 @@ class Restoring:
 class Leaf(NamedTuple):
     """A weight as it is stored, before conversions. name: as in the file.
 
-    find_shape: returns None if only reading shows the shape. read_grid: gets the shape.
+    find_shape: returns the shape without reading numbers. read_grid: gets the shape.
     """
 
     name: str
-    find_shape: Callable[[], Shape | None]
+    find_shape: Callable[[], Shape]
     restore: Callable[[], Tensor]
     read_grid: Callable[[Shape], Grid | None]
 
@@ -91,20 +91,12 @@ class Restored:
     def __getitem__(self, whole: Any) -> Tensor:
         return self._restoring.restore(next(iter(self._weight.leaves.values())).name, self._read)
 
-    def defer(self) -> Tensor | None:
-        """Return the weight without reading its numbers; None if only reading shows its shape."""
-        leaves = self._weight.leaves
-        shapes = {key: leaf.find_shape() for key, leaf in leaves.items()}
-        if any(shape is None for shape in shapes.values()):
-            return None
-        stored = {key: _Stored(self._restoring, leaves[key], shape) for key, shape in shapes.items() if shape}
-        return self._weight.convert({key: Deferred.of(each) for key, each in stored.items()})
-
     def _read(self) -> Tensor:
-        deferred = self.defer() if self._restoring.defers else None
-        if deferred is not None:
-            return deferred
-        return self._weight.convert({key: leaf.restore() for key, leaf in self._weight.leaves.items()})
+        leaves = self._weight.leaves
+        if not self._restoring.defers:
+            return self._weight.convert({key: leaf.restore() for key, leaf in leaves.items()})
+        stored = {key: _Stored(self._restoring, leaf, leaf.find_shape()) for key, leaf in leaves.items()}
+        return self._weight.convert({key: Deferred.of(each) for key, each in stored.items()})
 
 
 class _Stored:
@@ -146,21 +138,6 @@ class _Stored:
             return self._restoring.restore(self._leaf.name, read)
         except ValueError as error:
             raise self._restoring.build_error() from error
-
-
-def keep_grids(model: nn.Module, restoring: Restoring) -> None:
-    """Set `grid` of each linear layer whose weight was read and has numbers that the kernels for GPUs may keep."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    linears = {part.weight: part for part in model.modules() if isinstance(part, nn.Linear)}  # the head may be tied
-    for name, weight in restoring.tensors.items():
-        if not isinstance(weight, Restored) or parameters.get(name) not in linears:
-            continue
-        linear = linears[parameters[name]]
-        with loading():
-            deferred = weight.defer()
-        if isinstance(deferred, Deferred) and deferred.shape == linear.weight.shape:
-            grid = deferred.find_grid()
-            linear.grid = grid and replace(grid, numbers=None)  # type: ignore[assignment]
 
 
 def plan_layouts(stored: Mapping[str, StoredTensor], declared: Declared) -> Iterator[tuple[str, StoredTensor | Weight]]:

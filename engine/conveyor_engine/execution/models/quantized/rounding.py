@@ -92,14 +92,6 @@ class Grid:
         step = _PANELS * native.PANEL
         return torch.cat([self.numbers(first, step) for first in range(0, len(self.scales), step)])
 
-    def divide(self, dim: int, rank: int, world_size: int) -> "Grid | None":
-        """Return a rank's share of outputs (dim 0) or inputs (dim 1); None if it has no whole groups."""
-        if dim == 1 and self.scales.shape[1] == 1:
-            return self
-        if any(part is not None and part.shape[dim] % world_size for part in self.parts):
-            return None
-        return self.replace(lambda part: part.chunk(world_size, dim)[rank].contiguous())
-
     def round(self, weight: Tensor) -> Tensor:
         """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
         scales, starts = self._widen()

@@ -75,6 +75,16 @@ class RedactedThinkingBlock(Object):
     type: Literal["redacted_thinking"]
 
 
+class LeftOutBlock(Object):
+    """A call of a tool that only its maker's servers run, or its result. What the model made of it is in its text."""
+
+    type: Literal[
+        "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
+        "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+        "mcp_tool_use", "mcp_tool_result", "container_upload",
+    ]  # fmt: skip
+
+
 class ToolUseBlock(Object):
     """A tool call in an earlier answer."""
 
@@ -97,7 +107,14 @@ _Text = Annotated[Object, OneOf("type", TextBlock)]
 Texts = Annotated[list[_Text], Field(fail_fast=True), _or_text(_Text)]
 
 
-_Result = Annotated[Object, OneOf("type", TextBlock, ImageBlock)]
+class ToolReferenceBlock(Object):
+    """The name of a tool that the client's search has found. The model has seen all tools from the beginning."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+_Result = Annotated[Object, OneOf("type", TextBlock, ImageBlock, ToolReferenceBlock)]
 
 
 class ToolResultBlock(Object):
@@ -132,11 +149,15 @@ def _join_parts(blocks: Sequence[Object] | None) -> Content:
             parts.append(text_part(block.text))
         elif isinstance(block, ImageBlock):
             parts.append(block.as_part())
+        elif isinstance(block, ToolReferenceBlock):
+            parts.append(text_part(block.tool_name))
     return join_content(parts)
 
 
 _UserBlock = Annotated[Object, OneOf("type", TextBlock, ImageBlock, ToolResultBlock)]
-_AssistantBlock = Annotated[Object, OneOf("type", TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)]
+_AssistantBlock = Annotated[
+    Object, OneOf("type", TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, LeftOutBlock)
+]
 
 
 class UserMessage(Object):

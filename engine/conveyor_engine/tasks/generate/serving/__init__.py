@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
-from conveyor_engine.serving.preparing.chat_schemas import ChatMessage, ChatRequest
+from conveyor_engine.serving.preparing.chat_schemas import EMPTY_ROLES, ChatMessage, ChatRequest
 from conveyor_engine.serving.preparing.completion_schemas import CompletionRequest
 from conveyor_engine.serving.preparing.costly_forms import FORM_FIELDS
 from conveyor_engine.serving.preparing.schemas import StreamOptions
@@ -29,10 +29,9 @@ Json = dict[str, Any]
 
 
 def _refine(schemas: Json) -> None:
-    calls = {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}}
     schemas["ChatMessage"]["anyOf"] = [
         {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
-        {"properties": calls, "required": ["tool_calls"]},
+        {"properties": {"role": {"enum": list(EMPTY_ROLES)}}},
     ]
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["allOf"] = [

@@ -1,0 +1,39 @@
+"""Experts for GPUs whose weights have 4 or 8 bits in memory. `gpu_packing` makes them from transformers'."""
+
+import torch
+from torch import nn
+
+from conveyor_engine.execution.kernels.weights import Weights
+
+
+class GpuExperts(nn.Module):
+    """Experts over packed tokens: hidden states (T, H), and the numbers and shares of each token's experts (T, k)."""
+
+    def __init__(self, gate_up: Weights, down: Weights, num_experts: int, dtype: torch.dtype) -> None:
+        """gate_up, down: the matrices of all experts, one below the other. dtype: of inputs and outputs."""
+        from conveyor_engine.execution.kernels import elementwise, packed_experts  # needs triton
+
+        super().__init__()
+        self.gate_up, self.down, self.num_experts, self.dtype = gate_up, down, num_experts, dtype
+        self._plan, self._multiply = packed_experts.plan_tiles, packed_experts.multiply_experts
+        self._silu_mul, self._many = elementwise.silu_mul, packed_experts.MANY
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return what experts that one trial shows have in common."""
+        both = self.gate_up, self.down
+        return self.num_experts, *((each.kind, each.numbers.shape, each.group, each.scales.dtype) for each in both)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        if not len(hidden_states):
+            return hidden_states
+        plan = self._plan(top_k_index, self.num_experts)
+        inner = self._silu_mul(self._multiply(hidden_states, self.gate_up, plan))
+        of_pairs = self._multiply(inner, self.down, plan, top_k_weights)
+        return of_pairs.view(*top_k_index.shape, -1).sum(dim=1)
+
+    def list_variants(self, per_token: int) -> tuple[int, ...]:
+        """Return numbers of tokens that reach each variant of the kernels, if each token has so many experts."""
+        return 1, self._many * self.num_experts // per_token + 1

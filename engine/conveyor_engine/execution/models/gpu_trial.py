@@ -1,0 +1,95 @@
+"""Compares modules whose weights have few bits on a GPU with plain products. Called by `gpu_packing` at the start."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conveyor_engine.execution.kernels.few_rows import Norm
+from conveyor_engine.execution.kernels.weights import take_outputs
+from conveyor_engine.execution.models.experts import computes_same
+from conveyor_engine.execution.models.gpu_experts import GpuExperts
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
+from conveyor_engine.execution.models.quantized.deferred import stand_ins
+from conveyor_engine.execution.models.trial import random, same
+
+_TRIED_ROWS = (1, 16, 32, 64, 257)  # for each kernel and each size of its tiles
+_TRIED_OUTPUTS: Final = 4096  # bounds the memory of a trial
+_EPS: Final = 1e-6
+_PER_TOKEN: Final = 2  # experts
+Restore = Callable[[int, int, torch.dtype], torch.Tensor]
+"""Returns plain weights: from the first output and the number of outputs."""
+
+
+def compare_linear(whole: GpuLinear, restore: Restore) -> str:
+    """Return what differs from the plain products of some outputs; empty if nothing does."""
+    count = min(whole.out_features, _TRIED_OUTPUTS)
+    weight = restore(0, count, whole.dtype)
+    bias = None if whole.bias is None else whole.bias.data[:count]
+    ours = GpuLinear(take_outputs(whole.packed, count), bias, whole.dtype)
+    differs = next((f"{rows} rows" for rows in _TRIED_ROWS if not _is_same(ours, weight, rows)), "")
+    return differs or ("" if same(weight, ours.weight) else "its weights")
+
+
+def _is_same(ours: GpuLinear, weight: torch.Tensor, rows: int) -> bool:
+    x, residual = random(rows, ours.in_features, like=weight), random(rows, len(weight), like=weight, seed=1)
+    product = functional.linear(x, weight, ours.bias)
+    if not same(product, ours(x)) or not same(product + residual, ours.add_to(residual, x)):
+        return False
+    return rows > 1 or _fuses_same(ours, weight, x, residual)
+
+
+def _fuses_same(ours: GpuLinear, weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> bool:
+    """Compare products of one row that have a norm before them, and a residual or an activation after them."""
+    norm = Norm(random(ours.in_features, like=weight, seed=2), _EPS, 1.0)
+    normed = functional.rms_norm(x.float(), x.shape[1:], norm.offset + norm.weight.float(), norm.eps).to(x.dtype)
+    product = functional.linear(normed, weight, ours.bias)
+    if not same(product + residual, ours.multiply_row(x, norm=norm, residual=residual)):
+        return False
+    if len(weight) % 2:
+        return True
+    gate, up = product.chunk(2, dim=-1)
+    return same(functional.silu(gate) * up, ours.multiply_row(x, norm=norm, gated=True))
+
+
+def compare_experts(original: nn.Module, ours: GpuExperts, gate_up: Restore, down: Restore) -> str:
+    """Return what differs from transformers' experts and from the plain products of some; empty if nothing does.
+
+    The original is on the host, perhaps with deferred weights: random numbers show whether its formula is ours.
+    """
+    matrices = [original.get_parameter(name) for name in ("gate_up_proj", "down_proj")]
+    with stand_ins(keep=True):
+        if not computes_same(original, PlainExperts(*matrices), matrices[1]):
+            return "its formula"
+    few = sorted({0, ours.num_experts // 2, ours.num_experts - 1})
+    sizes = ours.gate_up.out_features // ours.num_experts, ours.down.out_features // ours.num_experts
+    restored = (
+        torch.stack([restore(expert * size, size, ours.dtype) for expert in few])
+        for restore, size in zip((gate_up, down), sizes, strict=True)
+    )
+    plain, numbers = PlainExperts(*restored), torch.tensor(few, device=ours.down.numbers.device)
+    for tokens in ours.list_variants(_PER_TOKEN):
+        x = random(tokens, ours.gate_up.in_features, like=plain.down)
+        places = torch.arange(tokens * _PER_TOKEN, device=x.device).view(tokens, -1) % len(few)
+        shares = random(tokens, _PER_TOKEN, like=x).abs()
+        if not same(plain(x, places, shares), ours(x, numbers[places], shares)):
+            return f"{tokens} tokens"
+    return ""
+
+
+class PlainExperts:
+    """Experts with torch's products: gate_up (experts, 2 * inner, in), down (experts, in, inner)."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Return what `Experts.forward` returns."""
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in sorted({*chosen.flatten().tolist()}):
+            gate, up = functional.linear(x, self.gate_up[expert]).chunk(2, dim=-1)
+            share = torch.where(chosen == expert, shares, 0).float().sum(dim=1, keepdim=True)
+            out += share * functional.linear(functional.silu(gate) * up, self.down[expert]).float()
+        return out.to(x.dtype)
