@@ -28,14 +28,14 @@ class FunctionDefinition(Object):
     description: str | None = None
     """A description for the model."""
     parameters: dict[str, Any] | None = None
-    """The JSON schema of the arguments; default: any object."""
+    """The JSON schema of the arguments; default: there are none, as in OpenAI's API."""
     strict: bool | None = None
     """True: a schema with a keyword that the engine cannot guarantee gets 400. Otherwise the keyword is relaxed."""
 
     @property
     def schema_of_arguments(self) -> Mapping[str, Any]:
         """The JSON schema of the arguments, which are always an object."""
-        return {"type": "object", **(self.parameters or {})}
+        return {"type": "object", **({"additionalProperties": False} if self.parameters is None else self.parameters)}
 
 
 class Tool(Object):

@@ -91,6 +91,13 @@ def test_where_a_call_is_required_some_tool_is_called(either: EngineServer) -> N
     assert names <= SCHEMAS.keys()
 
 
+def test_a_tool_without_parameters_is_called_without_arguments(either: EngineServer) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    for seed in range(3):
+        answer = send(either, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=seed).choices[0]
+        assert [json.loads(call.function.arguments) for call in answer.message.tool_calls or []] == [{}]  # type: ignore[union-attr]
+
+
 def test_several_tools_may_be_called(either: EngineServer) -> None:
     numbers = set()
     for seed in range(12):
@@ -115,6 +122,9 @@ def test_a_stream_reports_the_same_calls(either: EngineServer, choice: Any) -> N
         assert [(call.function.name, call.type) for call in calls if call.id] == [
             (whole.message.tool_calls[0].function.name, "function")  # type: ignore[index, union-attr]
         ]
+        # Strict clients refuse `"id": null`.
+        assert all(call.model_fields_set == {"index", "function"} for call in calls[1:])
+        assert all(call.function.model_fields_set == {"arguments"} for call in calls[1:])
         arguments = "".join(call.function.arguments for call in calls)
         assert arguments == whole.message.tool_calls[0].function.arguments  # type: ignore[index, union-attr]
         assert len(calls) > 2 or arguments == "{}"
