@@ -56,14 +56,22 @@ def _write_json(receipt: RequestReceipt) -> str:
 
 
 async def _find(connect: Callable[[], Cluster], flags: argparse.Namespace) -> list[RequestReceipt]:
-    """Return the receipts of all gateways, that of the request that ended last first."""
-    num_gateways, found = 0, list[RequestReceipt]()
+    """Return the receipts of all gateways, that of the request that ended last first.
+
+    Raises Unanswered if no gateway that answers has one.
+    """
+    num_gateways, found, failed = 0, list[RequestReceipt](), list[Unanswered]()
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
         async for url in _list_gateways(connect, flags):
             num_gateways += 1
-            found += await _fetch(session, url, flags.request_id)
+            try:
+                found += await _fetch(session, url, flags.request_id)
+            except Unanswered as error:
+                failed.append(error)
     if found:
         return sorted(found, key=lambda receipt: receipt.ended_unix, reverse=True)
+    if failed:
+        raise failed[0]
     if not num_gateways:
         raise Unanswered(f"no gateway runs in the namespace {flags.system_namespace}; name it with --system-namespace")
     raise Unanswered(

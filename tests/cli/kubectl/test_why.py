@@ -73,6 +73,17 @@ async def test_each_service_that_had_the_id_has_a_sentence(
     assert [line.split()[0] for line in lines] == [other, stack.key]
 
 
+async def test_a_gateway_that_does_not_answer_hides_no_receipt(
+    stack: Stack, http: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}", headers={"X-Request-Id": "found"}):
+            pass
+    assert await why(stack, "found", "--gateway", "http://127.0.0.1:9") == 0
+    assert capsys.readouterr().out.startswith(f"{stack.key} answered found with 200")
+
+
 async def test_a_request_that_no_gateway_knows_is_an_error(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert await why(stack, "never") == 1
     assert "no gateway keeps a receipt of never" in capsys.readouterr().err
