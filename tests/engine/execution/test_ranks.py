@@ -116,6 +116,15 @@ def test_each_rank_has_its_share_of_the_weights(tmp_path: Path) -> None:
     assert torch.equal(joined, whole.self_attn.k_proj.bias)
 
 
+def test_a_share_computes_after_it_was_moved(tmp_path: Path) -> None:
+    """torch moves weights to a GPU as it changes their type."""
+    model = save_tiny_model("qwen2", tmp_path).requires_grad_(False)
+    divide_model(model, 0, 2)
+    linear = model.to(torch.bfloat16).model.layers[0].mlp.gate_proj
+    with torch.inference_mode():
+        assert linear(torch.ones(2, linear.in_features, dtype=torch.bfloat16)).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("kind", "world_size", "error", "message"),
     [

@@ -50,7 +50,7 @@ def divide_model(model: PreTrainedModel, rank: int, world_size: int) -> list[str
             f"{type(model).__name__} cannot be divided among {world_size} ranks: transformers has no plan for it; use "
             "`tensor_parallel_size: 1`"
         )
-    with torch.inference_mode():
+    with torch.no_grad():  # a tensor that is made in inference mode cannot be moved to a GPU outside it
         for name, style in products:
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear)
