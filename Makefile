@@ -154,7 +154,7 @@ demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
 
 # The stories that CI runs need two of them.
-OFFLINE_MODELS = demo-classify custom $(if $(LESS),,demo-embed demo-rerank demo-image demo-clip demo-audio demo-paint)
+OFFLINE_MODELS = demo-classify custom $(if $(LESS),,demo-embed demo-rerank demo-image demo-clip demo-see demo-audio demo-paint)
 offline-models: demo-model ## Train the demo's model and one for each other task into the cache, once; downloads nothing
 	@for model in $(OFFLINE_MODELS); do nice $(PY) -m e2e.demo_model $$model || exit 1; done
 
@@ -185,7 +185,7 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 		.venv/bin/pytest $(SECOND_RUN) -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
-# Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate, transcribe or custom, whose model is trained then.
+# Another task than generating text: embed, rerank, classify, image-classify, image-embed, image-generate, see, transcribe or custom, whose model is trained then.
 TASK :=
 demo: MODELS := $(if $(TASK),offline-models,demo-model)
 demo: set-up ## Show the main job on a local cluster: chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; TASK=rerank shows another task

@@ -1,4 +1,4 @@
-"""A service for each task but text, with the task's manifest and the command of its page."""
+"""A service for each task but text alone, with the task's manifest and the command of its page."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,7 @@ PAGES = {
     "image-embed": "docs/image-embeddings.md",
     "transcribe": "docs/audio.md",
     "image-generate": "docs/image-generation.md",
+    "see": "docs/images-in-chats.md",
     "custom": "docs/custom.md",
 }
 IN_CI = ("classify", "custom")  # their models take the least time to train
@@ -42,8 +43,8 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         f"{name} is ready", lambda: kube.condition(read(name, namespace), "Ready").get("status") == "True", 240
     )
     status = read(name, namespace)["status"]
-    task = body["spec"].get("task", name.title())
-    mode = "Continuous" if name in ("image-generate", "transcribe") else "Dynamic"
+    task = body["spec"].get("task", "Generate")
+    mode = "Continuous" if name in ("image-generate", "transcribe", "see") else "Dynamic"
     assert (status["model"]["task"], status["effective"]["mode"]) == (task, mode)
     url = service_url(name, namespace).removesuffix("/v1")
     bodies = [body for body in (TASKS[name].body, TASKS[name].second) if body is not None]
@@ -62,6 +63,8 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
         assert all(f"the {picture} (" in line for picture, line in zip(PICTURES, lines, strict=True))
     if name == "transcribe":
         assert answer.json()["text"] == WORDS_IN_FILE
+    if name == "see":
+        assert lines == ["a red circle and a blue square", "a red circle"]
     if name == "image-generate":
         assert [line.partition(", ")[0] for line in lines] == ["picture 1: 32x32", "picture 2: 32x32"]
     if name == "custom":
@@ -69,7 +72,8 @@ def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
     if name in PAGES:
         (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
         output = shell(re.sub(r"http://[^ ]*/default/[\w-]+", url, curl))
-        assert {"transcribe": "text", "image-generate": "b64_json"}.get(name, "model") in output
+        shown = {"transcribe": "text", "image-generate": "b64_json", "see": "a red circle and a blue square"}
+        assert shown.get(name, "model") in output
 
 
 def assert_program_computed(url: str, program: Path) -> None:

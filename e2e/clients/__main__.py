@@ -16,14 +16,14 @@ from e2e.clients.client import Client, Task
 from e2e.clients.matrix import CLIENTS, PAGE_ORIGIN
 from e2e.clients.reports import ClientFailed
 from e2e.clients.runner import Target, run
-from e2e.demo_model import CLASSIFIER, DEMO, PAINTER, PROGRAM, RERANKER, SCRIPT, SPEECH, demo_model_directory
+from e2e.demo_model import CLASSIFIER, DEMO, PAINTER, PROGRAM, RERANKER, SCRIPT, SEEING, SPEECH, demo_model_directory
 from e2e.deploy import install
 from e2e.gateway import service_url
 from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model, service
 
 MODELS: dict[Task, str] = {  # the folder of each task's model; the demo's model embeds too, with its last token's state
     "generate": DEMO, "embed": DEMO, "rerank": RERANKER, "classify": CLASSIFIER,
-    "compute": PROGRAM, "transcribe": SPEECH, "paint": PAINTER,
+    "compute": PROGRAM, "transcribe": SPEECH, "paint": PAINTER, "see": SEEING,
     "script": SCRIPT,
 }  # fmt: skip
 
@@ -41,6 +41,7 @@ SERVICES: dict[Task, dict[str, Any]] = {
     "compute": _service("tensors", "compute", "Custom"),
     "transcribe": _service("speech", "transcribe", "Transcribe"),
     "paint": _service("pictures", "paint", "ImageGenerate"),
+    "see": _service("sight", "see", "Generate"),
     "script": _service("script", "script", "Generate"),
 }
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from e2e.clients import reports
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
-Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint", "script"]
+Task = Literal["generate", "embed", "rerank", "classify", "compute", "transcribe", "paint", "see", "script"]
 
 
 @dataclass(frozen=True, slots=True)

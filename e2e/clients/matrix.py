@@ -332,5 +332,26 @@ CLIENTS = (
         "`examples/speech-and-pictures.html`: a prompt, its previews and its picture, errors",
         task="paint",
     ),
+    Client(
+        "openai (Python), images in chats",
+        ("openai==3.54.0",),
+        python("openai_sight.py"),
+        "a picture, a conversation about it, streamed, several pictures, responses, errors",
+        task="see",
+    ),
+    Client(
+        "anthropic, images in chats",
+        ("anthropic==2.14.0",),
+        python("anthropic_sight.py"),
+        "a picture with its tokens, a conversation about it, streamed, a picture from a tool, errors",
+        task="see",
+    ),
+    Client(
+        "langchain-openai, images in chats",
+        ("langchain-openai==1.7.3",),
+        python("langchain_sight.py"),
+        "a picture as LangChain's block and as OpenAI's part, a conversation about it, streamed, batch, async",
+        task="see",
+    ),
     *SCRIPTED,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The demo of all tasks but text: a service, one request, and how a burst of requests became batches.
+"""The demo of all tasks but text alone: a service, one request, and how a burst of requests became batches.
 
 `python -m e2e.demo TASK`. Called by `__main__`. The demo without a task shows the scaling, which is the same for all.
 """
@@ -72,6 +72,16 @@ def _paint(colour: str, shape: str) -> str:
     return _encode(paint_shape(shape, COLOURS[colour], WHITE, Random(f"{colour} {shape}")))
 
 
+def _ask(question: str) -> dict[str, Any]:
+    """Return a chat with a question about the picture of two shapes."""
+    picture = base64.b64encode((REPOSITORY / "examples" / "shapes.png").read_bytes()).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+        {"type": "text", "text": question},
+    ]
+    return {"messages": [{"role": "user", "content": parts}], "temperature": 0}
+
+
 def _find(pictures: Any, texts: Any) -> list[str]:
     """Return for each text the picture with the nearest vector, and the similarity."""
     vectors = [one["embedding"] for one in pictures["data"]]
@@ -131,6 +141,13 @@ TASKS: Final = {
         _find,
         "demo-clip",
         {"input": [f"a {picture}" for picture in PICTURES]},
+    ),
+    "see": Task(
+        "/v1/chat/completions",
+        _ask("What is this?"),
+        lambda *answers: [answer["choices"][0]["message"]["content"] for answer in answers],
+        "demo-see",
+        _ask("What is on the left?"),
     ),
     "transcribe": Task(
         "/v1/audio/transcriptions",

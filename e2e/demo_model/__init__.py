@@ -4,9 +4,9 @@ Python.
 `demo` is a small Llama, so that the demo's answers look like text about Python without a download. Three models are
 small BERTs: `demo-embed` finds a page for a question, `demo-rerank` orders texts by a question, and `demo-classify`
 names a text's subject. `demo-image` is a small ResNet that names the shape in an image. `demo-clip` is a small CLIP
-that finds images by words. `demo-paint` is a small diffusion model that paints such images. `demo-audio` is a small
-Whisper that understands tones. `custom` is a program of torch.export. `scripted` has answers that are
-written down, for tests of coding agents.
+that finds images by words. `demo-see` is a small LLaVA that answers questions about images. `demo-paint` is a small
+diffusion model that paints images. `demo-audio` is a small Whisper that understands tones. `custom` is a program of
+torch.export. `scripted` has answers that are written down, for tests of coding agents.
 
 Used by `e2e.services` and by `python -m e2e.demo_model`. Knows nothing of Kubernetes. `corpus` writes the text, and the
 modules named `train...` train the models on it.
@@ -23,7 +23,7 @@ from e2e.cluster.paths import CACHE
 
 COMPLETE = ".complete"  # written last, with the model's key; without it, the folder is incomplete or of an older recipe
 DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
-IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PAINTER = "demo-image", "demo-clip", "demo-paint"
+IMAGE_CLASSIFIER, IMAGE_EMBEDDING, PAINTER, SEEING = "demo-image", "demo-clip", "demo-paint", "demo-see"
 SPEECH, PROGRAM = "demo-audio", "custom"
 SCRIPT = "scripted"
 # The modules that make each model. The last one has the function `train`.
@@ -36,6 +36,7 @@ SOURCES = {
     IMAGE_EMBEDDING: ("bert", "shapes", "train_clip"),
     SPEECH: ("bert", "tones", "train_tones"),
     PAINTER: ("bert", "shapes", "train_paint"),
+    SEEING: ("bert", "shapes", "scenes", "train_see"),
     PROGRAM: ("bert", "program"),
     SCRIPT: ("script",),
 }

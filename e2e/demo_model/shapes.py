@@ -1,4 +1,4 @@
-"""Pictures of shapes: what `demo-image` and `demo-clip` learn, and what the demo shows them."""
+"""Pictures of shapes: what `demo-image`, `demo-clip` and `demo-paint` learn. `scenes` puts several into one picture."""
 
 import random
 from math import cos, pi, sin
@@ -35,7 +35,14 @@ def paint_shape(shape: str, colour: Colour, ground: Colour, draw: random.Random)
     image = Image.new("RGB", (SIDE, SIDE), ground)
     size = draw.uniform(0.22, 0.4) * SIDE
     x, y = (draw.uniform(size, SIDE - size) for _ in range(2))
-    turn = draw.uniform(-0.4, 0.4) - pi / 2  # nearly upright
+    put_shape(image, shape, colour, (x, y, size), draw.uniform(-0.4, 0.4))
+    return image
+
+
+def put_shape(image: Image.Image, shape: str, colour: Colour, place: tuple[float, float, float], tilt: float) -> None:
+    """Draw the shape into the image. `place`: x and y of its centre, and the pixels to its corners. `tilt`: radians."""
+    x, y, size = place
+    turn = tilt - pi / 2
     pencil = ImageDraw.Draw(image)
     match shape:
         case "circle":
@@ -46,7 +53,6 @@ def paint_shape(shape: str, colour: Colour, ground: Colour, draw: random.Random)
             pencil.polygon(_find_corners(x, y, turn, [size] * 3), fill=colour)
         case _:
             pencil.polygon(_find_corners(x, y, turn, [size, size * 0.4] * 5), fill=colour)
-    return image
 
 
 def _find_corners(x: float, y: float, turn: float, radii: list[float]) -> list[tuple[float, float]]:

@@ -77,6 +77,7 @@ PAGES = {
     "image-embed": "docs/image-embeddings.md",
     "transcribe": "docs/audio.md",
     "image-generate": "docs/image-generation.md",
+    "see": "docs/images-in-chats.md",
 }
 
 

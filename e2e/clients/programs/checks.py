@@ -6,14 +6,18 @@ client's own environment, so this file is the only module of the repository that
 
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 URL, MODEL = sys.argv[1:3]
 QUESTION = "How do I use the with statement?"
+_EXAMPLES = Path(__file__).parents[3] / "examples"
+SHAPES = b64encode((_EXAMPLES / "shapes.png").read_bytes()).decode()  # a red circle, and right of it a blue square
 
 
 def run(*checks: Callable[[], None]) -> None:
