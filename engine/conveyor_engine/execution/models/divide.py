@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.execution.models.quantized.deferred import Deferred
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
 # A module with one of these words in its name or style is part of a mixture of experts. A rank's share of such a part
@@ -50,10 +51,11 @@ def divide_model(model: PreTrainedModel, rank: int, world_size: int) -> list[str
             f"{type(model).__name__} cannot be divided among {world_size} ranks: transformers has no plan for it; use "
             "`tensor_parallel_size: 1`"
         )
-    with torch.no_grad():  # a tensor that is made in inference mode cannot be moved to a GPU outside it
-        for name, style in products:
-            linear = model.get_submodule(name)
-            assert isinstance(linear, nn.Linear)
+    for name, style in products:
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        # A tensor that is made in inference mode cannot be moved to a GPU later. Only in it are operations deferred.
+        with torch.no_grad(), torch.inference_mode(isinstance(linear.weight.data, Deferred)):
             _keep_share(linear, 0 if style == _COLUMNS else 1, rank, world_size)
     return partial_sums
 
