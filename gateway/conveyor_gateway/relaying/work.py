@@ -22,7 +22,9 @@ def estimate_work(service: Service, body: bytes, fields: QueueFields, may_genera
     """Return the expected tokens of the prompt, and the most that the answer may have."""
     longest = service.max_model_len or _UNKNOWN_LENGTH_TOKENS
     answer_tokens = fields.count_answer_tokens(longest) if may_generate else 0
-    image_bytes = estimate_image_bytes(body)
+    image_bytes = (
+        estimate_image_bytes(body) if service.task else 0
+    )  # nothing corrects a client's trick on other runtimes
     prompt_tokens = (len(body) - image_bytes) // BYTES_PER_TOKEN + image_bytes // _IMAGE_BYTES_PER_TOKEN
     return Work(min(prompt_tokens, longest), answer_tokens)
 

@@ -43,7 +43,7 @@ def test_about_as_many_bytes_are_found_as_images_have(size: int) -> None:
     "text",
     [
         "x" * 100_000, TEXT * 50_000, "\u4f60\u597d " * 50_000, "x = 1 \\ " * 50_000,
-        ("b" * 60 + " ") * 9000, "/usr/share/doc/ " * 9000,
+        ("b" * 60 + " ") * 9000, "/usr/share/doc/ " * 9000, ("b" * 60 + "\n") * 9000,
     ],
 )  # fmt: skip
 def test_texts_are_no_images(text: str) -> None:
@@ -52,8 +52,27 @@ def test_texts_are_no_images(text: str) -> None:
     assert estimate_image_bytes(json.dumps({"prompt": list(range(100_000))}).encode()) == 0
 
 
+@pytest.mark.parametrize("size", [100, 1600, 3000, 5000, 9000, 20_000])
+def test_no_more_bytes_are_found_than_there_are(size: int) -> None:
+    body = write(picture(size))
+    assert 0 <= estimate_image_bytes(body) <= len(body)
+
+
+def test_base64_may_have_line_breaks() -> None:
+    data = base64.encodebytes(random.Random(0).randbytes(300_000)).decode()
+    body = write(f"data:image/png;base64,{data}")
+    assert abs(estimate_image_bytes(body) - len(body)) < 0.05 * len(body)
+
+
+def test_images_count_as_text_where_no_engine_reports_tokens() -> None:
+    service = make_known_service("a/b", max_model_len=131_072, task=None)
+    body = write(picture(300_000))
+    work = estimate_work(service, body, read_queue_fields(body), may_generate=True)
+    assert work.prompt_tokens == len(body) // 4
+
+
 def test_an_image_counts_as_about_the_tokens_of_its_pixels() -> None:
-    service = make_known_service("a/b", max_model_len=131_072)
+    service = make_known_service("a/b", max_model_len=131_072, task="Generate")
 
     def expect(*parts: str) -> int:
         body = write(*parts)

@@ -120,8 +120,15 @@ def test_a_number_as_long_as_an_image_is_no_error() -> None:
 def test_slashes_may_be_escaped_in_an_image() -> None:
     """As PHP does."""
     image = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:image/png;base64,%b"}]}]}'
-    bodies = [image % (b"\\/9j" * 400 + end * 100) for end in (b"AAAA", b"BBBB")]
+    data = base64.b64encode(random.Random(0).randbytes(2400)).replace(b"/", b"\\/")
+    bodies = [image % (data + end * 100) for end in (b"AAAA", b"BBBB")]
     assert len({find_prefix(read_queue_fields(body), SERVICE) for body in bodies}) == 2
+
+
+@pytest.mark.parametrize("word", ["0123456789abcdef" * 20, "ACGT" * 100, "x" * 400])
+def test_a_text_with_a_long_word_has_the_home_of_its_beginning(word: str) -> None:
+    start = "A text. " * 110 + word  # the beginning ends within the word
+    assert find(prompt=f"{start} What?") == find(prompt=f"{start} Why?") is not None
 
 
 @pytest.mark.parametrize(
