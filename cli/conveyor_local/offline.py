@@ -37,7 +37,9 @@ class OfflineJob:
         self._is_stopping = False
         try:
             self._folders = find_folders(
-                template, container, lambda volume: find_volume(volume, namespace, around.places, around.objects)
+                template,
+                container,
+                lambda volume: find_volume(volume, namespace, f"jobs/{name}", around.places, around.objects),
             )
             self._environment = build_environment(
                 container, self._fields, self._folders, around.objects, around.inherited

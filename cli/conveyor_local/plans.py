@@ -114,7 +114,8 @@ class PodPlanner:
             if volume["name"] == names.ADAPTERS_VOLUME:
                 return places.models / names.ADAPTERS_VOLUME
             try:
-                return find_volume(volume, self._service.namespace, places, self._around.objects)
+                owner = f"services/{self._service.name}"
+                return find_volume(volume, self._service.namespace, owner, places, self._around.objects)
             except RunError as error:
                 raise RunError(f"{self._service.key}: {error}", error.code) from error
             except Missing:  # reported when the pod starts, as in a cluster

@@ -86,8 +86,12 @@ def _is_scratch(volume: Object) -> bool:
     return volume["name"] in names.REPLACEABLE_VOLUMES
 
 
-def find_volume(volume: Object, namespace: str, places: Places, objects: Objects) -> Path:
-    """Return the folder of a volume; write the files of a ConfigMap or a Secret into it. Raises RunError."""
+def find_volume(volume: Object, namespace: str, owner: str, places: Places, objects: Objects) -> Path:
+    """Return the folder of a volume; write the files of a ConfigMap or a Secret into it. Raises RunError.
+
+    owner: a path that only the pods of one service or job have. Each mount of a Secret has a folder of its own, because
+    `items` give different keys the same path. The folder has the Secret's name, which `conveyor_engine.fetching` reads.
+    """
     own: Path = places.state / namespace
     if claim := volume.get("persistentVolumeClaim"):
         return places.find_volume(claim["claimName"])
@@ -98,7 +102,9 @@ def find_volume(volume: Object, namespace: str, places: Places, objects: Objects
         return _write_files(own / "config-maps" / source["name"], _read_config_map(objects, namespace, source["name"]))
     if source := volume.get("secret"):
         secret = source["secretName"]
-        return _write_files(own / "secrets" / secret, _select_files(source, namespace, objects))
+        return _write_files(
+            own / "secrets" / owner / volume["name"] / secret, _select_files(source, namespace, objects)
+        )
     folder: Path = own / "volumes" / volume["name"]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -118,10 +124,15 @@ def _select_files(source: Object, namespace: str, objects: Objects) -> dict[str,
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write the files, and remove those of keys that are gone. Keeps folders, such as Python's `__pycache__`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in folder.iterdir():
+        if path.name not in files and path.is_file():
+            path.unlink()
     for name, content in files.items():
         if not _KEY.fullmatch(name) or name.startswith(".."):
             raise RunError(f"{name!r} must be letters, digits, '-', '_' and '.', and must not begin with '..'")
+        (folder / name).touch(mode=0o600)
         (folder / name).write_bytes(content)
     return folder
 

@@ -1,6 +1,7 @@
 """A pod template becomes programs of this machine: folders, variables, flags and shares."""
 
 import base64
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,34 @@ def test_a_secret_of_the_files_is_a_folder_of_the_download_alone(places: Places)
     folder = Path(flags_of(fetch)["credentials"])
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"HF_TOKEN": "hf_1"}
     assert "credentials" not in flags_of(engine)
+
+
+def test_each_mount_of_a_secret_has_its_own_files(places: Places) -> None:
+    """A token of the hub is always the file HF_TOKEN, whatever its key is."""
+    data = {"token": "MODEL", "sql": "ADAPTER", "other": "OTHER"}
+    objects = Objects(secrets={"default/hub": {"metadata": {"name": "hub"}, "stringData": data}})
+    adapter = {"name": "sql", "uri": "hf://example/sql", "secretRef": {"name": "hub", "key": "sql"}}
+    bodies = (
+        build_service(model={"uri": "hf://a/b", "secretRef": {"name": "hub"}}, adapters=[adapter]),
+        build_service("other", model={"uri": "hf://a/b", "secretRef": {"name": "hub", "key": "other"}}),
+    )
+    fetches = [program for body in bodies for program in plan(body, places, objects)[:-1]]
+    folders = [Path(flags_of(each)["credentials"]) for each in fetches if "credentials" in flags_of(each)]
+    assert [(each / "HF_TOKEN").read_text() for each in folders] == ["MODEL", "ADAPTER", "OTHER"]
+    assert {each.name for each in folders} == {"hub"}
+
+
+def test_a_secret_s_files_are_its_keys_and_only_their_owner_reads_them(places: Places) -> None:
+    service = build_service(model={"uri": "s3://models/chat", "secretRef": {"name": "bucket"}})
+    keys = {"AWS_ACCESS_KEY_ID": "1", "AWS_SECRET_ACCESS_KEY": "2"}
+    for data in (keys | {"AWS_SESSION_TOKEN": "old"}, keys):
+        secret = {"metadata": {"name": "bucket"}, "stringData": data}
+        fetch, _ = plan(service, places, Objects(secrets={"default/bucket": secret}))
+        folder = Path(flags_of(fetch)["credentials"])
+        assert {path.name: path.read_text() for path in folder.iterdir()} == data
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    plan(service, places)
+    assert not list(folder.iterdir())
 
 
 def test_without_its_secret_a_download_has_an_empty_folder_with_the_secret_s_name(places: Places) -> None:
