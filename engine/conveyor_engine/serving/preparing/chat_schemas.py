@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from conveyor_engine.serving.preparing.content import check_images, join_content, read_image_url, text_part
@@ -24,28 +24,34 @@ from conveyor_engine.serving.preparing.tools import (
 from conveyor_engine.serving.preparing.values import INTEGRAL, Alternatives
 from conveyor_engine.text.chat_template import Rendering
 
+_TEXT: Final = ("text",)
+_ANSWER_TEXTS: Final = ("text", "refusal", "thinking")  # their text is in a field of the same name
 
-def _parse_content(value: object) -> object:
+
+def _parse_content(value: object, info: ValidationInfo) -> object:
+    """Return the content of a message. Only the assistant's messages have parts of its answers."""
+    return _join_parts(value, _ANSWER_TEXTS if info.data.get("role") == "assistant" else _TEXT)
+
+
+def _join_parts(value: object, texts: Sequence[str]) -> object:
     """Return one string for a string or a list of text parts, and the parts if some are images.
 
-    Raises PydanticCustomError for other parts, such as audio. Ignores a part's other fields.
+    texts: the types of parts that are allowed beside images. Raises PydanticCustomError for other parts, such as audio.
+    Ignores a part's other fields.
     """
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content", "must be a string or a list of parts")
-    parts = [_parse_part(number, part) for number, part in enumerate(value)]
+    parts = [_parse_part(number, part, texts) for number, part in enumerate(value)]
     return join_content([part for part in parts if part["type"] != "thinking"])
 
 
-_TEXTS = ("text", "refusal", "thinking")  # the types of parts that have their text in a field of the same name
-
-
-def _parse_part(number: int, part: Any) -> dict[str, Any]:
+def _parse_part(number: int, part: Any, texts: Sequence[str]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     if kind == "image_url" and isinstance(part, dict):
         return read_image_url(part.get("image_url"))
-    if kind not in _TEXTS or not isinstance(part, dict):
+    if kind not in texts or not isinstance(part, dict):
         takes = "this engine takes parts of type 'text' and 'image_url' only"
         raise PydanticCustomError("content", f"part {number} is {kind!r}; {takes}")
     if not isinstance(part.get(kind), str):
@@ -61,7 +67,7 @@ def _describe_part(kind: str) -> dict[str, Any]:
     }
 
 
-_PARTS = [_describe_part(kind) for kind in _TEXTS]
+_PARTS = [_describe_part(kind) for kind in _ANSWER_TEXTS]
 _URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
 _IMAGE = {
     "type": "object",
@@ -84,7 +90,7 @@ def _check_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _parse_text(value: object) -> str:
     """Return the text of a string or a list of text parts. Raises PydanticCustomError for anything else."""
-    if not isinstance(text := _parse_content(value), str):
+    if not isinstance(text := _join_parts(value, _TEXT), str):
         raise PydanticCustomError("content", "must be a string or a list of parts of type 'text'")
     return text
 
@@ -194,7 +200,7 @@ class PredictedOutput(Object):
     content: Annotated[
         str,
         PlainValidator(_parse_text),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PARTS}}]}),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _describe_part("text")}]}),
     ]
 
 

@@ -72,6 +72,7 @@ VALUES: tuple[object, ...] = (
     {"format": {"type": "text"}}, {"type": "function", "name": "f"}, [{"type": "function", "name": "f"}],
     [{"role": "user", "content": "a"}], [{"type": "web_search"}], {"verbosity": "low"}, ["reasoning.encrypted_content"],
     [{"type": "bash_20250124", "name": "bash", "input_schema": {}}],
+    *({"type": "content", "content": [{"type": kind, kind: "a"}]} for kind in ("text", "refusal", "thinking")),
     {"json_object": True}, {"json_object": None}, {"json_object": 1}, {"choice": ["a"], "json_object": None},
     {"choice": ["a"], "json_object": False}, {"choice": ["a"], "regex": "a"}, {"choice": ["a"], "json_object": True},
     {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}},

@@ -140,7 +140,16 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[0].tool_calls[0].function.arguments", [called(5)]),
         ("messages[0]", [{"role": "user"}]),
         ("messages[0].content", [{"role": "assistant", "content": [{"type": "refusal"}]}]),
+        *(
+            ("messages[0].content", [{"content": [{"type": kind, kind: "a"}], "role": role}])
+            for role in ("user", "system", "developer", "tool")
+            for kind in ("refusal", "thinking")
+        ),
         ("messages[0].content", [{"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}]),
+        *(
+            ("prediction.content", {"type": "content", "content": [{"type": kind, kind: "a"}]})
+            for kind in ("refusal", "thinking")
+        ),
         ("messages[0].function_call", [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]),
         ("messages[0]", [{**called("{}"), "role": "user"}]),
         ("tools[0]", [{"name": "f"}]),

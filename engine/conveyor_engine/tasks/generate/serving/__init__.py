@@ -33,6 +33,11 @@ def _refine(schemas: Json) -> None:
         {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
         {"properties": {"role": {"enum": list(EMPTY_ROLES)}}},
     ]
+    outside_answers = {"items": {"properties": {"type": {"enum": ["text", "image_url"]}}}}
+    schemas["ChatMessage"] |= {
+        "if": {"properties": {"role": {"const": "assistant"}}},
+        "else": {"properties": {"content": outside_answers}},
+    }
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["allOf"] = [
             _needs("stream_options", {"type": "object"}, "stream"),
