@@ -74,7 +74,7 @@ class Steering:
         """Record a step that has ended. `num_running`, `num_waiting`: the current numbers of requests."""
         began = step.planned_at if self._last_end is None else max(step.planned_at, self._last_end)
         num_rows, prompt_tokens = len(step.work), step.num_prompt_tokens
-        self._cost.observe(num_rows, prompt_tokens, ended - began)
+        self._cost.observe(num_rows, prompt_tokens, ended - began - step.draft_seconds)
         self._traffic.observe(num_rows, step.num_decoding, prompt_tokens)
         if num_rows <= self.limits.num_rows:  # otherwise the times belong to an earlier, higher limit
             self._read(step, ended)

@@ -21,7 +21,7 @@ from conveyor_engine.wire.step import READ_TOKENS
 
 TRIED_SHARE: Final = 0.01
 PAUSE_STEPS: Final = 8  # so many steps do not ask again after one without drafts, because the answer takes time too
-_MOST_CREDIT_SECONDS: Final = 10.0  # for trials
+_MOST_CREDIT_SECONDS: Final = 10.0  # for trials, or what the last one that was considered costs
 
 
 class Prices(NamedTuple):
@@ -51,6 +51,7 @@ class ModelDrafts:
         self._num_steps = self._num_drafting = 0  # steps, and those with forwards of the draft model
         self._pause = 0
         self._credit, self._is_trial = 0.0, False  # seconds that trials may take, and whether this step is one
+        self._most_credit = _MOST_CREDIT_SECONDS
         self._readings: list[Reading] = []  # of the step that is planned
         self._held: dict[int, bytes] = {}  # blocks whose tokens the draft model has read, each with its prefix's hash
 
@@ -81,7 +82,7 @@ class ModelDrafts:
             number = number if num_read == unread else 0
             if num_read < unread or number > 0:
                 left -= num_read
-                self._plan_reading(Reading(request, request.admission, first, num_read, number))
+                self._readings.append(Reading(request, request.admission, first, num_read, number))
             if number > 0:
                 room -= number
                 yield request, [0] * number
@@ -89,19 +90,21 @@ class ModelDrafts:
     def list_readings(self, drafted: Sequence[tuple[RequestState, list[int]]]) -> list[Reading]:
         """Return what the draft model reads in the step. drafted: the requests that got room for their drafts."""
         have_room = {request.row for request, _ in drafted}
-        found = (each for each in self._readings if not each.num_drafts or each.request.row in have_room)
+        found = [each for each in self._readings if not each.num_drafts or each.request.row in have_room]
+        for each in found:
+            self._forget(each)
         return sorted(found, key=lambda each: each.num_tokens > 1)  # as in a plan, rows with one token come first
 
     def observe(self, step: Step, ended: float, num_running: int = 0, num_waiting: int = 0) -> None:
         """Record how long a step and the draft model took, and which of its guesses were right."""
-        seconds, spent = ended - step.planned_at, sum(seconds for _, _, seconds in step.forwards)
+        seconds, spent = ended - step.planned_at, step.draft_seconds
         self._num_steps += 1
         self._cost.observe(step.num_decoding, step.num_prompt_tokens, seconds - spent)
         if _is_fit_due(self._num_steps):
             self._cost.fit()
         if not step.readings:
             if step.num_decoding:
-                self._credit = min(_MOST_CREDIT_SECONDS, self._credit + TRIED_SHARE * seconds)
+                self._credit = min(self._most_credit, self._credit + TRIED_SHARE * seconds)
             return
         for num_rows, num_tokens, of_forward in step.forwards:
             self._draft_cost.observe(num_rows, num_tokens - num_rows, of_forward)
@@ -134,8 +137,8 @@ class ModelDrafts:
             number += self._block_size
         return number
 
-    def _plan_reading(self, reading: Reading) -> None:
-        self._readings.append(reading)
+    def _forget(self, reading: Reading) -> None:
+        """Forget what the blocks held that the draft model will write."""
         begin, end = reading.first // self._block_size, reading.end + reading.num_drafts
         for block in reading.request.block_table[begin : -(-end // self._block_size)]:
             self._held.pop(block, None)
@@ -195,6 +198,7 @@ class ModelDrafts:
         request = min(states, key=_count_unread)
         unread = _count_unread(request) - 1
         cost = unread * prices.per_read + (1 + unread // READ_TOKENS) * prices.per_forward + prices.per_draft
+        self._most_credit = max(_MOST_CREDIT_SECONDS, cost)
         self._is_trial = not prices.are_known or cost <= self._credit
         return {request: 1} if self._is_trial else {}
 

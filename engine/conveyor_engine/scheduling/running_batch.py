@@ -24,6 +24,7 @@ from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan
 
+FIRST_PAUSE = 8  # so many steps have no drafts after a step with drafts that raised
 WATERMARK = 0.01  # share of blocks that stay free when a request joins others, so that running requests can grow
 
 _LEVEL = attrgetter("level")
@@ -76,6 +77,7 @@ class RunningBatch:
         self._serials = count()
         self._steps: dict[int, Step] = {}  # planned steps that are not over, by number
         self._num_planned = 0  # number of planned steps so far
+        self._num_without_drafts, self._pause = 0, FIRST_PAUSE  # next steps that have no drafts, and after a failure
 
     @property
     def requests(self) -> Collection[RequestState]:
@@ -116,7 +118,9 @@ class RunningBatch:
 
     def start_step(self, step: Step) -> StepPlan:
         """Plan the step. It is open until `end_step`, `undo_step` or `halve_step` is called with its number."""
-        if self._speculation is not None and step.decodes:
+        if self._num_without_drafts:
+            self._num_without_drafts -= 1
+        elif self._speculation is not None and step.decodes:
             self._add_drafts(self._speculation, step)
         return self._open(step)
 
@@ -151,7 +155,15 @@ class RunningBatch:
         """End a step that has been computed. Requests go on that waited for the `encoded` pictures."""
         for request in self.requests if encoded else ():
             request.note_encoded(encoded)
-        return self._steps.pop(number)
+        step = self._steps.pop(number)
+        if step.has_drafts:
+            self._pause = max(FIRST_PAUSE, self._pause // 2)
+        return step
+
+    def note_raised(self, step: Step) -> None:
+        """Plan no drafts for a while if the step had drafts, which may be why it raised: each time twice as long."""
+        if step.has_drafts:
+            self._num_without_drafts, self._pause = self._pause, 2 * self._pause
 
     def undo_step(self, number: int) -> tuple[list[RequestState], set[int]]:
         """End a step that is not computed. Returns its requests that have not ended, and the blocks left unwritten.

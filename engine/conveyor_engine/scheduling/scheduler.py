@@ -304,7 +304,9 @@ class Scheduler:
 
     def note_raised(self, plan: StepPlan) -> None:
         """Count the time of a step that raised, before it is planned again or fails."""
-        self._meter.add_step(self._batch.step(plan.number))
+        step = self._batch.step(plan.number)
+        self._meter.add_step(step)
+        self._batch.note_raised(step)
 
     def withdraw(self, plan: StepPlan) -> None:
         """Withdraw the newest step, which will not be computed. Preempt requests that would read keys from it."""

@@ -91,6 +91,16 @@ class Step:
         return sum(len(drafts) for _, drafts in self.drafted)
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether a request has drafts, or the draft model reads."""
+        return bool(self.drafted or self.readings)
+
+    @property
+    def draft_seconds(self) -> float:
+        """How long the draft model took."""
+        return sum(seconds for _, _, seconds in self.forwards)
+
+    @property
     def num_decoding(self) -> int:
         """Number of requests with a single pending token."""
         return len(self.decodes) + len(self.drafted)

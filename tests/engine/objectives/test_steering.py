@@ -10,6 +10,7 @@ from tests.engine.builders import make_facts
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
+from conveyor_engine.scheduling.step import Step
 from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.request import EngineRequest, FinishReason, ModelFacts, SamplingParams
 from conveyor_engine.wire.step import StepPlan, StepResult
@@ -225,3 +226,10 @@ def test_what_it_remembers_does_not_grow(waiting: int) -> None:
     shapes = engine.steering._cost._shapes
     assert len(shapes) <= 7 * 11
     assert all(len(shape.steps) <= 16 for shape in shapes.values())
+
+
+def test_the_time_of_the_draft_model_is_not_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen = Engine(linear, objective_inter_token_latency_seconds=0.05), list[float]()
+    monkeypatch.setattr(engine.steering._cost, "observe", lambda rows, tokens, seconds: seen.append(seconds))
+    engine.steering.observe(Step(0, planned_at=1.0, forwards=[(1, 5, 0.5), (1, 1, 0.25)]), 3.0, 1, 0)
+    assert seen == [1.25]

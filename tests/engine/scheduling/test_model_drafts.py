@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -219,8 +220,57 @@ def test_steps_that_fail_with_drafts_are_computed_without_them(monkeypatch: pyte
 
     monkeypatch.setattr(step_runner._log, "disabled", True)
     scheduler, model = make_scheduler(speculation="draft"), Fails(block_size=4)
-    scheduler.add_request(make_request("a", max_tokens=30, ignore_eos=True))
+    scheduler.add_request(make_request("a", max_tokens=60, ignore_eos=True))
     tokens = run_pretended(scheduler, model, Generous(4, 4))
-    assert len(tokens["a"]) == 30
+    assert len(tokens["a"]) == 60
     assert model.num_failed > 4
     assert scheduler.stats().num_accepted_tokens > 0
+
+
+def test_a_draft_model_that_always_raises_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed_after: list[int] = []
+
+    class Fails(PretendedModel):
+        num_steps = 0
+
+        def begin(self, plan: StepPlan) -> Sample:
+            self.num_steps += 1
+            if plan.readings:
+                failed_after.append(self.num_steps)
+                raise RuntimeError("the draft model's forward is broken")
+            return super().begin(plan)
+
+    monkeypatch.setattr(step_runner._log, "disabled", True)
+    scheduler, model = make_scheduler(speculation="draft"), Fails(block_size=4)
+    scheduler.add_request(make_request("a", max_tokens=60, ignore_eos=True))
+    assert len(run_pretended(scheduler, model, ModelDrafts(4, 4))["a"]) == 60
+    pauses = [later - earlier for earlier, later in pairwise(failed_after)]
+    assert len(pauses) == 2
+    assert pauses[0] < pauses[1]
+
+
+def test_prompts_whose_reading_takes_long_are_tried_after_as_long_a_time() -> None:
+    """Reading such a prompt takes more than the 10 s that other trials may save up."""
+    device = make_device(1, 8, 1500, is_right=lambda *_: False, read_seconds=0.002).run()
+    before, device.is_right = device.scheduler.stats().num_draft_tokens, lambda *_: True
+    for number in range(8):
+        device.scheduler.add_request(make_request(f"x{number}", [1000 + number, *range(10, 6009)], max_tokens=400))
+        device.run()
+    assert device.scheduler.stats().num_draft_tokens > before
+
+
+def test_blocks_that_a_step_s_drafts_get_hold_nothing_of_their_last_request() -> None:
+    scheduler = make_scheduler(speculation="draft", num_kv_blocks=64)
+    drafts = Generous(5, 4)
+    scheduler._batch._speculation = drafts
+    drafts._held = dict.fromkeys(range(64), b"of another request")
+    scheduler.add_request(make_request("a", range(10, 13), max_tokens=40, ignore_eos=True))
+    model = PretendedModel(block_size=4)
+    for _ in range(2):
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        step_runner.run_step(scheduler, model, plan)
+    (request,) = scheduler.running
+    assert plan.drafts
+    assert len(request.block_table) == 3
+    assert not drafts._held.keys() & set(request.block_table)
