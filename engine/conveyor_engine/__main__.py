@@ -19,7 +19,7 @@ from typing import NoReturn
 from conveyor_engine import __version__
 from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.config.task_settings import settle
-from conveyor_engine.errors import ConfigError, StartError
+from conveyor_engine.errors import ConfigError, StartError, named
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.registry import find_task, load, load_about
 from conveyor_engine.termination import write_facts, write_termination_message
@@ -145,13 +145,17 @@ def _serve(flags: argparse.Namespace) -> int:
     served_name = config.served_model_name or Path(config.model).resolve().name
     directory = unpack(Path(config.model))
     config = replace(config, model=str(directory))
-    if config.draft_model is not None:
-        config = replace(config, draft_model=str(unpack(Path(config.draft_model))))
     config = settle(config, find_task(config.task, directory))
     reads_text = load_about(config.task).reads_text
     if directory.is_dir():  # otherwise the tokenizer or the engine process raises the error
         try_files(directory, reads_text)
         check_numbers(directory)
+    if config.draft_model is not None:
+        with named("draft_model"):
+            draft = unpack(Path(config.draft_model))
+            try_files(draft, reads_text)
+            check_numbers(draft)
+        config = replace(config, draft_model=str(draft))
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     tokenizer = Tokenizer(directory) if reads_text else None
     dialect = find_dialect(

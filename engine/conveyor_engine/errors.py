@@ -24,6 +24,9 @@ Raised in all parts of the engine. `__main__` turns StartErrors into exit messag
 RequestErrors into responses. Imports no other module of the engine.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from conveyor_protocol.answer_codes import AnswerCode
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -131,6 +134,16 @@ class ModelError(StartError):
 
     def __init__(self, message: str, *, reason: FailureReason = FailureReason.UNSUPPORTED_MODEL) -> None:
         super().__init__(message, reason=reason)
+
+
+@contextmanager
+def named(setting: str) -> Iterator[None]:
+    """Put the setting before the message of a StartError, which otherwise seems to be about the model."""
+    try:
+        yield
+    except StartError as error:
+        kind = ConfigError if isinstance(error, ConfigError) else ModelError
+        raise kind(f"`{setting}`: {error}", reason=error.reason) from error
 
 
 def one_line(message: str) -> str:

@@ -16,12 +16,14 @@ from tests.engine.test_speculation import DRAFTING, PARAMETERS, without_counts
 from tests.engine.tiny_models import VOCAB_SIZE, WITH_STATES, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError
+from conveyor_engine.errors import ConfigError, ModelError, StartError
 from conveyor_engine.execution import start
 from conveyor_engine.execution.limits import check_speculation
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.draft import DraftModel
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
+from conveyor_protocol.failure_reasons import FailureReason
 
 GetReference = Callable[[str], Reference]
 SITUATIONS = [*((kind, "continuous") for kind in DRAFTING), ("llama", "none"), ("llama", "dynamic")]
@@ -192,6 +194,7 @@ def test_blocks_of_both_models_are_counted(reference: GetReference, monkeypatch:
         (write_tokenizer(special="<eos>"), "token 0 is '</s>' in the model and '<eos>' in the draft model"),
         (write_tokenizer().replace("true", "false"), "special token 0 is '</s>' in the model and nothing in the draft"),
         ("{}", "tokenizer.json cannot be read: 'model'"),
+        ("[" * 200_000, "tokenizer.json cannot be read: maximum recursion depth exceeded"),
         (None, "the draft model has no tokenizer.json"),
     ],
 )
@@ -240,3 +243,63 @@ def test_draft_models_that_cannot_work_are_refused(reference: GetReference, tmp_
     save_tiny_model("llama", tmp_path / "wide", vocab_size=300)
     with pytest.raises(ConfigError, match="but the model has 199 tokens and the draft model 300; use a draft model of"):
         make_core(ref, tmp_path / "wide")
+
+
+def test_a_draft_model_with_a_tokenizer_for_a_model_without_one_is_refused(tmp_path: Path) -> None:
+    config = save_two(tmp_path)
+    (tmp_path / "draft" / "tokenizer.json").write_text(write_tokenizer())
+    with pytest.raises(ConfigError, match=r"but the model has no tokenizer.json"):
+        start_with(config, tmp_path / "draft")
+
+
+def save_two(folder: Path, **of_draft: Any) -> EngineConfig:
+    """Save a model and a draft model with these changes of its config.json."""
+    for name in ("model", "draft"):
+        save_tiny_model("llama", folder / name)
+    path = folder / "draft" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | of_draft))
+    return EngineConfig(model=str(folder / "model"), device="cpu", max_model_len=96, num_kv_blocks=64)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "are not those of its config.json"),
+        ({"quantization_config": AWQ}, "the model's weights are quantized already"),
+        ({}, "only 16 % of the weights"),
+    ],
+)
+def test_errors_about_the_draft_model_name_it(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    config = replace(save_two(tmp_path, **changes), quantization="int8", draft_model=str(tmp_path / "draft"))
+    placement = open_placement(config)
+    of_model = start.RunnerStart(config, placement, lambda _: None)
+    with pytest.raises(StartError, match=f"^`draft_model`: .*{message}"):
+        DraftModel(of_model, placement, VOCAB_SIZE, 96)
+
+
+def test_a_draft_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"^`draft_model`: .*nowhere") as refused:
+        start_with(save_two(tmp_path), tmp_path / "nowhere")
+    assert refused.value.reason is FailureReason.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(RuntimeError("no kernel"), "UnsupportedModel"), (MemoryError("no memory"), "OutOfMemory")],
+)
+def test_a_draft_model_that_cannot_be_computed_ends_the_start(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*_: Any) -> torch.Tensor:
+        raise error
+
+    ref = reference("llama")
+    drafting = {"speculation": "draft", "draft_model": str(ref.directory), "warmup": True}
+    ref.make_core(**drafting)
+    monkeypatch.setattr(DraftModel, "_compute", fail)
+    with pytest.raises(ModelError, match=r"^`draft_model` cannot be computed: .*Error: no ") as refused:
+        ref.make_core(**drafting)
+    assert refused.value.reason == reason

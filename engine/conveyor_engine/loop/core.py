@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError, is_out_of_memory
 from conveyor_engine.loop.adapters import Adapters
 from conveyor_engine.loop.executor import Executor, TakesAdapters, compute
 from conveyor_engine.loop.overlap import Overlap
@@ -27,7 +27,8 @@ from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import Task, build_task
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput
-from conveyor_engine.wire.step import StepResult
+from conveyor_engine.wire.step import READ_TOKENS, StepResult
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 def _silent(_: str) -> None:
@@ -154,17 +155,15 @@ class EngineCore:
         finite result, because such an engine could not answer any request.
         """
         facts = self.facts
-        scheduler = Scheduler(
-            replace(
-                config,
-                batching_mode="continuous",
-                padding=None,
-                max_num_queued_requests=sys.maxsize,
-                prefix_caching=False,  # dummies with the same number have the same prefix
-                speculation=None,
-            ),
-            facts,
+        settings = replace(
+            config,
+            batching_mode="continuous",
+            padding=None,
+            max_num_queued_requests=sys.maxsize,
+            prefix_caching=False,  # dummies with the same number have the same prefix
+            speculation=None,
         )
+        scheduler = Scheduler(settings, facts)
         task = build_task(facts)
         cost = min(task.dummy_cost_max, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_dummies(scheduler, task, facts.max_num_seqs, cost)
@@ -175,6 +174,8 @@ class EngineCore:
         if config.workload is not None:
             for number, tokens in config.workload.list_warm_up(facts.max_num_seqs, facts.max_num_batched_tokens):
                 self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
+        if config.speculation == "draft":
+            self._warm_up_draft(Scheduler(replace(settings, speculation="draft"), facts), task)
 
     def _run_dummies(
         self, scheduler: Scheduler, task: Task, num_requests: int, cost: int, adapter: int = 0, where: str = ""
@@ -182,6 +183,24 @@ class EngineCore:
         """Run this number of dummy requests, each with this cost and adapter. where: for errors."""
         for number in range(num_requests):
             scheduler.add_request(msgspec.structs.replace(task.build_dummy(number, cost), adapter=adapter))
+        self._run_all(scheduler, task, where)
+
+    def _warm_up_draft(self, scheduler: Scheduler, task: Task) -> None:
+        """Let the draft model read a step's most tokens and guess one. Raises ModelError if it raises."""
+        facts = self.facts
+        cost = max(1, min(READ_TOKENS, facts.max_num_batched_tokens, facts.max_model_len - 1) - 2)
+        dummy = task.build_dummy(0, cost)
+        assert dummy.params is not None
+        params = msgspec.structs.replace(dummy.params, max_tokens=min(3, facts.max_model_len - cost))
+        scheduler.add_request(msgspec.structs.replace(dummy, params=params))
+        try:
+            self._run_all(scheduler, task, "")
+        except Exception as error:  # the draft model or its kernels may raise anything
+            reason = FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.UNSUPPORTED_MODEL
+            why = f"{type(error).__name__}: {error}"
+            raise ModelError(f"`draft_model` cannot be computed: {why}", reason=reason) from error
+
+    def _run_all(self, scheduler: Scheduler, task: Task, where: str) -> None:
         while scheduler.requests:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)

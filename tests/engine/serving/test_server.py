@@ -5,6 +5,7 @@ The engine computes nothing where it does not matter what it computes.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -310,6 +311,18 @@ def test_a_model_that_is_not_there_says_so(tmp_path: Path) -> None:
     with EngineServer(tmp_path, tmp_path / "nothing") as server:
         assert server.wait_exit() == 1
         assert server.termination()["reason"] == "ModelNotFound"
+
+
+def test_a_draft_model_with_far_too_many_layers_is_refused_before_it_is_built(chat_model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(chat_model, draft)
+    config = json.loads((draft / "config.json").read_text()) | {"num_hidden_layers": 60_000}
+    (draft / "config.json").write_text(json.dumps(config))
+    with EngineServer(tmp_path, chat_model, speculation="draft", draft_model=draft) as server:
+        assert server.wait_exit() == 1
+        assert server.termination()["reason"] == "UnsupportedModel"
+        assert server.termination()["message"].startswith("`draft_model`: ")
+        assert "num_hidden_layers is 60000, and may be 4096 at most" in server.termination()["message"]
 
 
 def test_by_default_a_server_answers_ipv4_and_ipv6(chat_model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from conveyor_engine.errors import ConfigError
+from conveyor_engine.errors import ConfigError, named
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import build_batch
@@ -39,9 +39,11 @@ class DraftModel:
         """Load the draft model. start: of the model. Raises ConfigError or ModelError."""
         config = start.config
         assert config.draft_model is not None
-        own = RunnerStart(replace(config, model=config.draft_model), placement, start.progress)
+        with named("draft_model"):
+            own = RunnerStart(replace(config, model=config.draft_model), placement, start.progress)
         _check_context(find_context(own.model_config), max_model_len)
-        self._model = own.load()
+        with named("draft_model"):
+            self._model = own.load()
         if own.sees:
             take_towers(self._model)  # it reads texts only
         self._own_size, self._vocab_size = self._model.get_input_embeddings().num_embeddings, vocab_size
@@ -51,7 +53,8 @@ class DraftModel:
         if states:
             name = type(self._model).__name__
             raise ConfigError(f"`draft_model` is a {name}, which keeps states that cannot go back; use another")
-        own.fuse(self._model, len(self._layers))
+        with named("draft_model"):
+            own.fuse(self._model, len(self._layers))
         join_layers(self._model)
         self._backend = select_backend(config.attention_backend, own.device, own.dtype, config.block_size)
         self._device, self._dtype, self._block_size = own.device, own.dtype, config.block_size

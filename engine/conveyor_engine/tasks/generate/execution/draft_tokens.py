@@ -28,6 +28,8 @@ def check_tokens(model: Path, draft: Path, sizes: tuple[int, int]) -> None:
             raise _refuse(f"the model has {sizes[0]} tokens and the draft model {sizes[1]}")
     elif not of_draft.is_file():
         raise _refuse(f"the draft model has no {_TOKENIZER}")
+    elif not of_model.is_file():
+        raise _refuse(f"the model has no {_TOKENIZER}")
     elif not filecmp.cmp(of_model, of_draft, shallow=False):
         for what, ours, theirs in zip(("token", "special token"), _read(of_model), _read(of_draft), strict=True):
             if (difference := _find_difference(ours, theirs)) is not None:
@@ -46,7 +48,7 @@ def _read(path: Path) -> tuple[dict[int, str], dict[int, str]]:
         tokens = {int(number): str(token) for number, token in numbered}
         tokens |= {int(each["id"]): str(each["content"]) for each in added}
         return tokens, {int(each["id"]): str(each["content"]) for each in added if each["special"]}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _refuse(f"{path} cannot be read: {error}") from error
 
 
