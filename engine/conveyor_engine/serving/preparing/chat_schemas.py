@@ -242,7 +242,8 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, such as `{"enable_thinking": false}`."""
     prediction: PredictedOutput | None = None
-    """Drafts of the answer's tokens. They do not change the answer. Only `speculation: ngram` uses them."""
+    """Drafts of the answer's tokens. They do not change the answer. Only services with `speculation: {method: NGram}`
+    use them."""
     include_reasoning: bool | None = None
     """False: the answer omits the model's thinking. The tokens of the thinking still count."""
 
