@@ -6,7 +6,7 @@ the draft model reads and when it guesses. Each guess is its most likely token.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.tasks.generate.execution.draft_tokens import check_tokens
-from conveyor_engine.wire.step import READ_TOKENS, StepPlan
+from conveyor_engine.wire.step import READ_TOKENS, RowMask, StepPlan, StepResult
 
 Forward = tuple[int, int, float]  # rows, tokens, seconds
+Sample = Callable[[Sequence[RowMask]], Callable[[], StepResult]]  # as in `loop.executor`
 
 
 class DraftModel:
@@ -118,3 +119,15 @@ def _check_context(context: int | None, max_model_len: int) -> None:
             f"`draft_model` was made for at most {context} tokens, and a request has up to {max_model_len}; set "
             f"`max_model_len` to {context} or less"
         )
+
+
+def add_forwards(forwards: list[Forward], sample: Sample) -> Sample:
+    """Return a function that does what `sample` does, and adds the draft model's forwards to the result."""
+    if not forwards:
+        return sample
+
+    def sample_and_add(masks: Sequence[RowMask]) -> Callable[[], StepResult]:
+        read = sample(masks)
+        return lambda: msgspec.structs.replace(read(), forwards=forwards)
+
+    return sample_and_add

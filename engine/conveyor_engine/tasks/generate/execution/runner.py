@@ -45,7 +45,7 @@ from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, 
 from conveyor_engine.execution.start import Load, Progress, RunnerStart, find_eos_token_ids
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
-from conveyor_engine.tasks.generate.execution.draft import DraftModel, Forward
+from conveyor_engine.tasks.generate.execution.draft import DraftModel, Forward, Sample, add_forwards
 from conveyor_engine.tasks.generate.execution.results import start_copy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
@@ -53,8 +53,6 @@ from conveyor_engine.tasks.generate.execution.slices import SlicedEncoder
 from conveyor_engine.wire.kv_tables import ONE_TABLE, KVTables
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import NUM_AHEAD, RowMask, StepPlan, StepResult
-
-Sample = Callable[[Sequence[RowMask]], Callable[[], StepResult]]  # as in `loop.executor`
 
 
 class GenerateRunner(Runner):
@@ -309,7 +307,7 @@ class GenerateRunner(Runner):
                 plan, forwards = self._draft.draft(plan, self._rows)
             shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
             logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
-        sample = _adding(forwards, partial(self._sample, plan, logits, samples, found))
+        sample = add_forwards(forwards, partial(self._sample, plan, logits, samples, found))
         return sample if self._sliced is None else (lambda masks: partial(self._encode, plan, began, sample(masks)))
 
     def _encode(self, plan: StepPlan, began: float | None, read: Callable[[], StepResult]) -> StepResult:
@@ -390,18 +388,6 @@ class GenerateRunner(Runner):
             **({"position_ids": position_ids} if seen is None else seen.arguments()),
         ).logits
         return logits[0]
-
-
-def _adding(forwards: list[Forward], sample: Sample) -> Sample:
-    """Return a function that does what `sample` does, and adds the draft model's forwards to the result."""
-    if not forwards:
-        return sample
-
-    def sample_and_add(masks: Sequence[RowMask]) -> Callable[[], StepResult]:
-        read = sample(masks)
-        return lambda: msgspec.structs.replace(read(), forwards=forwards)
-
-    return sample_and_add
 
 
 def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
