@@ -252,6 +252,7 @@ class Scheduler:
         self._constrained.flush()
         if self._batch.want_pictures(step) or step.num_tokens:
             return self._batch.start_step(step)
+        self._release_batch()  # a finished row that was preempted has come back, with nothing to compute
         waits_for_adapters = self.slots is not None and self.slots.misses and not self._batch.requests
         if self._constrained.sleep() or waits_for_adapters:
             self._idle_until = now + POLL_SECONDS

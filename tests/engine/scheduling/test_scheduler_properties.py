@@ -1,5 +1,6 @@
 """Tests random histories of the scheduler in every mode, with the fake model of `generation_history`."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -21,6 +22,24 @@ def test_no_history_reads_a_block_before_a_window(
     hardships = {"freed windows", "failed steps"}
     hardships |= set() if padding == "real" else {"found windows", "preemptions", "accepted drafts", "rejected drafts"}
     run_histories(type("WindowHistory", (History,), own), happened, hardships, number=100)
+
+
+def test_a_batch_of_finished_rows_ends_when_the_last_preempted_one_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random history found this: the rows had nothing to compute, and ended one turn later."""
+    monkeypatch.setattr(kv_tables, "TILE_TOKENS", BLOCK_SIZE)
+    own = {"mode": "static", "padding": "real", "has_windows": True, "happened": Counter[str]()}
+    history: History = type("WindowHistory", (History,), own)()
+    history.begin(
+        num_kv_blocks=10, max_num_seqs=4, prefix_caching=True, num_ahead=1, fails_late=False, drains=False,
+        has_states=False, class_shares=(), tables=(1, 1), window=1, encodes_beside=False, speculates="",
+    )  # fmt: skip
+    long = [*range(100, 108), *range(200, 208)]
+    for prompts in ([[5]], [[5], long]):
+        history.add(
+            constrained=0, level=0, max_tokens=1, num_choices=1, prompts=prompts, scored=False, timeout=math.inf,
+            together=False,
+        )  # fmt: skip
+    history.finish(10)
 
 
 @pytest.mark.parametrize(
