@@ -200,7 +200,7 @@ def test_a_chunk_sees_the_rounded_keys_of_earlier_steps_and_its_own_exact_ones(w
     of_all_rounded = [([(1, 4), (40, 110), (2, 2)], 3)]
     whole = run_steps(make_backend(1, INT8), torch.float32, layers, steps=of_all_rounded)
     exact = run_steps(TorchPaged(), torch.float32, layers, steps=of_all_rounded)
-    torch.testing.assert_close(whole[-2 * 4 * 16 :], exact[-2 * 4 * 16 :])  # a whole prompt of two tokens
+    torch.testing.assert_close(whole[-128:], exact[-128:], rtol=1e-5, atol=1e-6)  # a whole prompt of two tokens
 
 
 @KV_DTYPES
