@@ -13,6 +13,7 @@ BODY = {"model": "held", "max_tokens": 100, "min_tokens": 60, "temperature": 0.8
 METRICS = ("deployment/conveyor-metrics", "-n", kube.SYSTEM_NAMESPACE)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("chart")
 async def test_without_the_metrics_api_the_hpa_holds(namespace: str) -> None:
     body = quickstart()
