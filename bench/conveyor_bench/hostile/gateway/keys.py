@@ -77,9 +77,14 @@ async def keys(stage: Stage) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.to_thread(other.start, timeout_seconds=_LONGEST_START_SECONDS)
             stage.start_seconds = time.monotonic() - began
-        stage.num_lines = max(len(other.log), len(stage.gateway.log) - before)
+        stage.num_lines = max(map(_count_lines, (other.log, stage.gateway.log[before:])))
     finally:
         other.kill()
+
+
+def _count_lines(log: list[str]) -> int:
+    """Return the number of lines that are not about a request of the other clients."""
+    return sum(" event=request " not in line for line in log)
 
 
 def _has_seen_all(gateway: GatewayProcess) -> bool:
