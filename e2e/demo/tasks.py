@@ -205,7 +205,8 @@ def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, s
         f"{len(answers) / seconds:.1f} requests a second"
     )
     closes = {name: now[name] - before.get(name, 0) for name in now if name not in ("inputs", "steps")}
-    console.print("batches closed: " + ", ".join(f"{reason} {count:g}" for reason, count in closes.items() if count))
+    if why := ", ".join(f"{reason} {count:g}" for reason, count in closes.items() if count):
+        console.print(f"batches closed: {why}")
 
 
 def _shorten(body: str) -> str:
