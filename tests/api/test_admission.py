@@ -1,7 +1,6 @@
 """The CRD on a real API server: what is accepted, defaulted, updated, scaled and shown."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import yaml
 from tests.api.bad_builders import SQL
 from tests.api.builders import Json, build_body, build_full_body
-from tests.api.conftest import REPOSITORY, Services, install
+from tests.api.conftest import Services, install
 from tests.kubectl import kubectl
 
 from conveyor_api import names
@@ -175,12 +174,6 @@ def test_scaling_by_hand_is_refused_with_a_sentence_while_an_autoscaler_does_it(
     services.merge("qwen", {"spec": {"replicas": None, "autoscaling": {"maxReplicas": 4}}})
 
 
-def test_scaling_by_hand_gives_a_service_its_number(services: Services, kubeconfig: Path, namespace: str) -> None:
-    services.create(build_body())
-    kubectl(kubeconfig, namespace, "scale", "infsvc/qwen", "--replicas=2")
-    assert services.get("qwen", "/scale")["spec"] == {"replicas": 2}
-
-
 def test_an_edit_that_the_model_cannot_follow_is_refused_once_its_limit_is_known(services: Services) -> None:
     too_long, too_small = {"engine": {"maxModelLen": 4096}}, {"kvCache": {"blockBudget": 63}}
     uri = services.create(build_body())["spec"]["model"]["uri"]
@@ -274,6 +267,45 @@ def test_two_conditions_of_one_type_are_refused(services: Services) -> None:
         services.merge("qwen", {"status": {"conditions": [condition, condition]}}, "/status")
 
 
+def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespace: str) -> None:
+    deep: Json = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}?fieldValidation=Ignore"
+    made = api.create(path, build_body(pod={"affinity": deep, "topologySpreadConstraints": []}))
+    assert made["spec"]["pod"] == {"affinity": {}, "topologySpreadConstraints": []}
+
+
+def test_a_thousand_adapters_with_a_full_status_fit_into_one_object(services: Services) -> None:
+    name, path = "adapter-of-team-{:04}", "pvc://adapters/teams/some-team/adapters/of-a-long-name/{:04}"
+    body = build_body(adapters=[{"name": name.format(n), "uri": path.format(n)} for n in range(1000)])
+    created = services.create(body)
+    assert len(created["spec"]["adapters"]) == 1000
+    failed = [
+        {"name": name.format(n), "state": "Failed", "replicas": 0, "message": "x" * MAX_MESSAGE_BYTES}
+        for n in range(MAX_LISTED_ADAPTERS)
+    ]
+    status = {"adapters": failed, "readyAdapters": 900}
+    written = services.merge(created["metadata"]["name"], {"status": status}, "/status")
+    assert len(json.dumps(written)) < 1 << 20
+
+
+def test_a_field_with_a_typing_error_is_refused_only_for_clients_that_want_strict_validation(
+    services: Services, api: Api, namespace: str
+) -> None:
+    body = build_body("typed", batching={"maxBatchsize": 3})
+    with pytest.raises(ApiError, match=r"unknown field.*spec\.batching\.maxBatchsize"):
+        services.create(body)
+    api.create(f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}", body)
+    assert "maxBatchsize" not in services.get("typed")["spec"]["batching"]
+
+
+def test_scaling_by_hand_gives_a_service_its_number(services: Services, kubeconfig: Path, namespace: str) -> None:
+    services.create(build_body())
+    kubectl(kubeconfig, namespace, "scale", "infsvc/qwen", "--replicas=2")
+    assert services.get("qwen", "/scale")["spec"] == {"replicas": 2}
+
+
 def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespace: str) -> None:
     services.create(build_body())
     services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
@@ -311,99 +343,9 @@ def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp
     assert 'unknown field "spec.batchng"' in caught.value.stderr
 
 
-def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespace: str) -> None:
-    deep: Json = {}
-    for _ in range(400):
-        deep = {"a": deep}
-    path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}?fieldValidation=Ignore"
-    made = api.create(path, build_body(pod={"affinity": deep, "topologySpreadConstraints": []}))
-    assert made["spec"]["pod"] == {"affinity": {}, "topologySpreadConstraints": []}
-
-
-def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
-    titles = ("docs/models.md", "docs/quantization.md", "docs/vllm.md", "docs/speculation.md")
-    pages = [(REPOSITORY / page).read_text() for page in titles]
-    parts = re.findall(r"```yaml\n(.*?)```", "".join(pages), re.DOTALL)
-    bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
-    for body in bodies:
-        InferenceService.parse(body)
-    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts, guessed = (
-        services.create(body)["spec"] for body in bodies
-    )
-    assert embeds["engine"]["maxQueuedRequests"] == 2048
-    assert in_bucket["model"]["secretRef"] == {"name": "bucket"}
-    assert in_image["pod"]["imagePullSecrets"] == [{"name": "registry"}]
-    assert mirrored["pod"]["env"][0]["name"] == "HF_ENDPOINT"
-    assert rounded["model"]["quantization"] == "INT8"
-    assert in_gguf["model"]["uri"].endswith(":Q4_K_M")
-    assert vllm["runtime"] == "VLLM"
-    assert drafts["speculation"] == {"method": "NGram", "maxTokens": 8}
-    assert guessed["speculation"]["draft"] == {"uri": "hf://Qwen/Qwen3-0.6B"}
-
-
-def test_credentials_of_a_csi_driver_are_taken_as_the_page_says(services: Services) -> None:
-    page = (REPOSITORY / "docs/governed.md").read_text().partition("## Credentials")[2]
-    (part,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    pod = services.create(build_body("vault", **yaml.safe_load(part)))["spec"]["pod"]
-    assert pod["volumes"][0]["csi"]["driver"] == "secrets-store.csi.k8s.io"
-    assert pod["env"][0]["value"].startswith(pod["volumeMounts"][0]["mountPath"])
-
-
-def test_the_adapters_of_the_page_are_taken(services: Services) -> None:
-    page = (REPOSITORY / "docs/adapters.md").read_text()
-    body = yaml.safe_load(page.partition("<<EOF\n")[2].partition("EOF\n")[0])
-    adapters = services.create(body)["spec"]["adapters"]
-    assert [adapter["name"] for adapter in adapters] == ["sql", "support"]
-    assert InferenceService.parse(body, known_only=True).served_model_name == "qwen"
-
-
-def test_a_thousand_adapters_with_a_full_status_fit_into_one_object(services: Services) -> None:
-    name, path = "adapter-of-team-{:04}", "pvc://adapters/teams/some-team/adapters/of-a-long-name/{:04}"
-    body = build_body(adapters=[{"name": name.format(n), "uri": path.format(n)} for n in range(1000)])
-    created = services.create(body)
-    assert len(created["spec"]["adapters"]) == 1000
-    failed = [
-        {"name": name.format(n), "state": "Failed", "replicas": 0, "message": "x" * MAX_MESSAGE_BYTES}
-        for n in range(MAX_LISTED_ADAPTERS)
-    ]
-    status = {"adapters": failed, "readyAdapters": 900}
-    written = services.merge(created["metadata"]["name"], {"status": status}, "/status")
-    assert len(json.dumps(written)) < 1 << 20
-
-
-@pytest.mark.parametrize("example", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_an_example_is_taken_and_means_what_it_says(services: Services, example: Path) -> None:
-    body = yaml.safe_load(example.read_text())
-    assert InferenceService.parse(services.create(body)).spec == InferenceService.parse(body).spec
-
-
-def test_the_volume_of_a_cache_on_each_node_is_taken(
-    services: Services, api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
-) -> None:
-    page = (REPOSITORY / "docs/operations.md").read_text().partition("## A cache on each node")[2]
-    manifest = tmp_path / "volume.yaml"
-    manifest.write_text(page.partition("```yaml\n")[2].partition("```")[0].replace("team-a", namespace))
-    kubectl(kubeconfig, namespace, "apply", "--filename", str(manifest))
-    claim = api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/models-on-nodes")
-    assert api.get(f"/api/v1/persistentvolumes/{claim['spec']['volumeName']}")["spec"]["local"]
-    cache = re.search(r"`cache: (\{.*?\})`", page)
-    assert cache is not None
-    services.create(build_body(model={"uri": "hf://Qwen/Qwen3-0.6B", "cache": yaml.safe_load(cache[1])}))
-
-
 def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     for manager, name in (("one", "A"), ("two", "B")):
         manifest = tmp_path / f"{manager}.yaml"
         manifest.write_text(yaml.safe_dump(build_body(pod={"env": [{"name": name, "value": "1"}]})))
         kubectl(kubeconfig, namespace, "apply", "--server-side", f"--field-manager={manager}", "-f", str(manifest))
     assert [variable["name"] for variable in services.get("qwen")["spec"]["pod"]["env"]] == ["A", "B"]
-
-
-def test_a_field_with_a_typing_error_is_refused_only_for_clients_that_want_strict_validation(
-    services: Services, api: Api, namespace: str
-) -> None:
-    body = build_body("typed", batching={"maxBatchsize": 3})
-    with pytest.raises(ApiError, match=r"unknown field.*spec\.batching\.maxBatchsize"):
-        services.create(body)
-    api.create(f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}", body)
-    assert "maxBatchsize" not in services.get("typed")["spec"]["batching"]

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import yaml
+
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
@@ -28,6 +30,7 @@ NEWEST = ReplicaSetState("template-2", "bbbbbbbb")
 FORMER = ReplicaSetState("template-1", "aaaaaaaa")
 NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 OWNER = build_owner("default", "qwen", "uid-1")
+SCRATCH = {"name": "scratch", "mountPath": "/tmp"}
 SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
 
 
@@ -81,6 +84,23 @@ def build(**spec: Any) -> dict[tuple[str, str], Object]:
 def build_one(kind: str, **spec: Any) -> Object:
     (found,) = [child for (k, _), child in build(**spec).items() if k == kind]
     return found
+
+
+def build_template(**spec: Any) -> Object:
+    """Return the template of the engine's pods."""
+    template: Object = build_one("Deployment", **spec)["spec"]["template"]
+    return template
+
+
+def build_container(name: str, **spec: Any) -> Object:
+    pod = build_template(**spec)["spec"]
+    return next(c for c in (*pod["initContainers"], *pod["containers"]) if c["name"] == name)
+
+
+def build_config(**spec: Any) -> Object:
+    """Return the engine's configuration."""
+    config: Object = yaml.safe_load(build_one("ConfigMap", **spec)["data"]["engine.yaml"])
+    return config
 
 
 def build_file(name: str, **spec: Any) -> str:

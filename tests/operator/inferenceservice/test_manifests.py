@@ -5,33 +5,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.builders import build_full_body
-from tests.operator.builders import NOW, OWNER, SETTINGS, build, build_one, desire, make_resource
+from tests.operator.builders import (
+    NOW,
+    OWNER,
+    SCRATCH,
+    SETTINGS,
+    build,
+    build_config,
+    build_container,
+    build_one,
+    build_template,
+    desire,
+    make_resource,
+)
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import Replicas, with_replicas
 from conveyor_operator.inferenceservice.starts import PodStarts
-
-
-def template(**spec: Any) -> dict[str, Any]:
-    return build_one("Deployment", **spec)["spec"]["template"]
-
-
-def container(name: str, **spec: Any) -> dict[str, Any]:
-    pod = template(**spec)["spec"]
-    return next(c for c in (*pod["initContainers"], *pod["containers"]) if c["name"] == name)
-
-
-SCRATCH = {"name": "scratch", "mountPath": "/tmp"}
-
-
-def config(**spec: Any) -> dict[str, Any]:
-    return yaml.safe_load(build_one("ConfigMap", **spec)["data"]["engine.yaml"])
 
 
 def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
@@ -49,7 +44,7 @@ def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
 
 
 def test_the_engine_gets_every_setting_in_its_own_words() -> None:
-    rendered = config(
+    rendered = build_config(
         model={"uri": "hf://example/model@refs/pr/1", "name": "served"},
         engine={
             "device": "Auto",
@@ -84,7 +79,7 @@ def test_the_engine_gets_every_setting_in_its_own_words() -> None:
 
 
 def test_what_the_spec_leaves_open_is_left_to_the_engine() -> None:
-    rendered = config()
+    rendered = build_config()
     assert "max_model_len" not in rendered
     assert "num_kv_blocks" not in rendered
     assert "kv_memory_fraction" not in rendered
@@ -93,13 +88,13 @@ def test_what_the_spec_leaves_open_is_left_to_the_engine() -> None:
 
 def test_the_pods_name_the_configuration_that_they_run() -> None:
     (name,) = [name for kind, name in build() if kind == "ConfigMap"]
-    pod = template()
+    pod = build_template()
     assert name == f"qwen-engine-{pod['metadata']['annotations'][names.CONFIG_HASH_ANNOTATION]}"
     assert {"name": "config", "configMap": {"name": name}} in pod["spec"]["volumes"]
 
 
 def test_the_pods_meet_the_restricted_standard() -> None:
-    pod = template()["spec"]
+    pod = build_template()["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == 65532
@@ -135,7 +130,7 @@ def test_on_a_platform_that_sets_the_user_the_pods_set_none() -> None:
 )
 def test_no_pod_is_without_a_request(given: dict[str, Any], requests: dict[str, Any] | None) -> None:
     for name in ("engine", "fetch"):
-        assert container(name, resources=given)["resources"].get("requests") == requests
+        assert build_container(name, resources=given)["resources"].get("requests") == requests
     effective = desire(resources=given).effective.resources
     assert effective is not None
     assert effective.requests == {name: str(amount) for name, amount in (requests or {}).items()}
@@ -157,17 +152,17 @@ def test_the_classes_of_the_queue_are_reported_in_order_with_their_bounds() -> N
 
 
 def test_no_folder_of_a_pod_can_fill_the_node() -> None:
-    folders = [volume["emptyDir"] for volume in template()["spec"]["volumes"] if "emptyDir" in volume]
+    folders = [volume["emptyDir"] for volume in build_template()["spec"]["volumes"] if "emptyDir" in volume]
     assert len(folders) == 3
     assert all("sizeLimit" in folder for folder in folders)
 
 
 def test_nobody_but_gateways_and_prometheus_reaches_an_engine() -> None:
-    spec, labels = build_one("NetworkPolicy")["spec"], template()["metadata"]["labels"]
+    spec, labels = build_one("NetworkPolicy")["spec"], build_template()["metadata"]["labels"]
     assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     assert spec["policyTypes"] == ["Ingress"]
     (rule,) = spec["ingress"]
-    (port,) = container("engine")["ports"]
+    (port,) = build_container("engine")["ports"]
     assert rule["ports"] == [{"protocol": port["protocol"], "port": port["containerPort"]}]
     gateways, prometheus = rule["from"]
     assert gateways["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "conveyor-system"}}
@@ -176,7 +171,7 @@ def test_nobody_but_gateways_and_prometheus_reaches_an_engine() -> None:
 
 
 def test_the_engine_has_its_probes_and_time_to_drain() -> None:
-    pod, engine = template(drain={"timeout": "59s500ms"})["spec"], container("engine")
+    pod, engine = build_template(drain={"timeout": "59s500ms"})["spec"], build_container("engine")
     assert pod["terminationGracePeriodSeconds"] == 5 + 60 + 10
     assert engine["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
     assert engine["startupProbe"]["httpGet"]["path"] == engine["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -187,125 +182,28 @@ def test_the_engine_has_its_probes_and_time_to_drain() -> None:
 
 
 def test_a_model_that_loads_for_long_gets_the_time_that_its_service_names() -> None:
-    startup = container("engine", engine={"startupTimeout": "3h"})["startupProbe"]
+    startup = build_container("engine", engine={"startupTimeout": "3h"})["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3 * 3600
     deadline = build_one("Deployment", engine={"startupTimeout": "3h"})["spec"]["progressDeadlineSeconds"]
     assert deadline > 3 * 3600, "the rollout is no failure while an engine may still start"
-
-
-def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() -> None:
-    model = {"uri": "hf://example/model@v1", "secretRef": {"name": "hub", "key": "mine"}}
-    fetch = container("fetch", model=model)
-    assert fetch["command"][-6:-2] == ["--uri", "hf://example/model@v1", "--target", "/models/hf/example/model/v1"]
-    assert fetch["command"][-2:] == ["--credentials", "/etc/conveyor-credentials/hub"]
-    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH, credentials_mount("hub")]
-    assert items_of_secret("hub", model=model) == [{"key": "mine", "path": "HF_TOKEN"}]
-    assert "credentials" not in str(container("engine", model=model))
-
-
-def test_a_draft_model_is_fetched_beside_the_model_with_the_same_secret() -> None:
-    spec: dict[str, Any] = {
-        "model": {"uri": "hf://example/model@v1", "secretRef": {"name": "hub"}},
-        "speculation": {"method": "Draft", "draft": {"uri": "hf://example/small"}, "maxTokens": 4},
-        "engine": {"device": "Auto"},
-    }
-    model, draft = template(**spec)["spec"]["initContainers"]
-    assert draft["name"] == "fetch-draft"
-    assert draft["command"][4:8] == ["--uri", "hf://example/small", "--target", "/models/hf/example/small/main"]
-    assert {key for key in draft if draft[key] != model[key]} == {"name", "command", "volumeMounts"}
-    found = config(**spec)
-    assert (found["speculation"], found["draft_model"]) == ("draft", "/models/hf/example/small/main")
-    assert found["speculation_tokens"] == 4
-
-
-def test_a_draft_model_in_the_model_s_claim_is_in_its_mount() -> None:
-    draft = {"method": "Draft", "draft": {"uri": "pvc://weights/small"}}
-    spec: dict[str, Any] = {"model": {"uri": "pvc://weights/a"}, "speculation": draft, "engine": {"device": "Auto"}}
-    assert config(**spec)["draft_model"] == "/models/pvc/small"
-    assert len(template(**spec)["spec"]["volumes"]) == len(
-        template(model={"uri": "pvc://weights/a"})["spec"]["volumes"]
-    )
-
-
-def test_a_bucket_s_model_is_fetched_into_the_cache_with_the_keys_of_its_secret() -> None:
-    model = {"uri": "s3://models/team/qwen", "secretRef": {"name": "bucket"}}
-    pod = {"env": [{"name": "AWS_ENDPOINT_URL", "value": "https://s3.example.com"}]}
-    fetch = container("fetch", model=model, pod=pod)
-    target = "/models/s3/models/team/qwen/~model"
-    assert fetch["command"][-6:-2] == ["--uri", "s3://models/team/qwen", "--target", target]
-    assert fetch["command"][-2:] == ["--credentials", "/etc/conveyor-credentials/bucket"]
-    keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"]
-    assert items_of_secret("bucket", model=model, pod=pod) == [{"key": key, "path": key} for key in keys]
-    assert pod["env"][0] in fetch["env"]
-    assert "credentials" not in str(container("engine", model=model, pod=pod))
-    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH, credentials_mount("bucket")]
-
-
-def credentials_mount(secret: str) -> dict[str, Any]:
-    path = f"/etc/conveyor-credentials/{secret}"
-    return {"name": "conveyor-credentials-fetch", "mountPath": path, "readOnly": True}
-
-
-def items_of_secret(name: str, **spec: Any) -> Any:
-    (volume,) = (each["secret"] for each in template(**spec)["spec"]["volumes"] if "secret" in each)
-    assert (volume["secretName"], volume["optional"]) == (name, True)
-    return volume["items"]
-
-
-def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
-    model = {"uri": "pvc://weights/a/b"}
-    volume = next(v for v in template(model=model)["spec"]["volumes"] if v["name"] == "models")
-    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
-    assert container("fetch", model=model)["volumeMounts"] == [
-        {"name": "models", "mountPath": "/models/pvc", "readOnly": True},
-        SCRATCH,
-    ]
-    assert "fsGroup" not in template(model=model)["spec"]["securityContext"]
-    assert config(model=model)["model"] == "/models/pvc/a/b"
-
-
-@pytest.mark.parametrize(
-    ("cache", "volume"),
-    [
-        ({}, {"emptyDir": {"sizeLimit": "200Gi"}}),
-        ({"size": "10Gi"}, {"emptyDir": {"sizeLimit": "10Gi"}}),
-        ({"strategy": "PVC", "claimName": "mine"}, {"persistentVolumeClaim": {"claimName": "mine"}}),
-        ({"strategy": "PVC", "size": "10Gi"}, {"persistentVolumeClaim": {"claimName": "qwen-models"}}),
-    ],
-)
-def test_the_cache_is_where_the_spec_wants_it(cache: dict[str, Any], volume: dict[str, Any]) -> None:
-    model = {"uri": "hf://example/model", "cache": cache}
-    assert {"name": "models", **volume} in template(model=model)["spec"]["volumes"]
-    assert (("PersistentVolumeClaim", "qwen-models") in build(model=model)) == (volume == {
-        "persistentVolumeClaim": {"claimName": "qwen-models"}
-    })  # fmt: skip
-
-
-def test_the_fetch_requests_the_pods_share_without_devices() -> None:
-    resources = {"requests": {"cpu": 2}, "limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}}
-    assert container("fetch", resources=resources)["resources"] == {
-        "requests": {"cpu": 2},
-        "limits": {"cpu": "4", "memory": "8Gi"},
-    }
-    assert container("engine", resources=resources)["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_pods_that_request_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     own = {"key": "team", "operator": "Exists"}
     with_gpu = {"limits": {"nvidia.com/gpu": 1}}
-    assert template(resources=with_gpu, pod={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
-    assert "tolerations" not in template()["spec"]
+    assert build_template(resources=with_gpu, pod={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
+    assert "tolerations" not in build_template()["spec"]
 
 
 def test_the_users_environment_comes_with_ours() -> None:
     endpoint = {"name": "HF_ENDPOINT", "value": "http://hub"}
     for name in ("fetch", "engine"):
-        env = container(name, pod={"env": [endpoint]})["env"]
+        env = build_container(name, pod={"env": [endpoint]})["env"]
         assert endpoint in env
         assert {"name": "TERMINATION_LOG", "value": "/dev/termination-log"} in env
         assert len({variable["name"] for variable in env}) == len(env)
-    assert {"name": "HOME", "value": "/elsewhere"} in container(
+    assert {"name": "HOME", "value": "/elsewhere"} in build_container(
         "engine", pod={"env": [{"name": "HOME", "value": "/elsewhere"}]}
     )["env"]
 
@@ -319,15 +217,15 @@ def test_what_says_where_vllms_image_has_its_programs_is_kept_from_the_fetch() -
     cache = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "1Gi", "prewarm": True}}
     spec = vllm | {"model": cache, "pod": {"env": env}}
     (job,) = build_one("Job", **spec)["spec"]["template"]["spec"]["containers"]
-    for fetch in (container("fetch", **spec), job):
+    for fetch in (build_container("fetch", **spec), job):
         assert [variable["name"] for variable in fetch["env"] if variable["value"] == "/vllm"] == of_both
-    assert all(variable in container("engine", **spec)["env"] for variable in env)
-    assert all(variable in container("fetch", pod={"env": env})["env"] for variable in env)
+    assert all(variable in build_container("engine", **spec)["env"] for variable in env)
+    assert all(variable in build_container("fetch", pod={"env": env})["env"] for variable in env)
 
 
 def test_scheduling_and_pull_secrets_reach_the_pods() -> None:
     scheduling = {"nodeSelector": {"gpu": "a100"}, "priorityClassName": "high", "runtimeClassName": "nvidia"}
-    pod = template(pod=scheduling | {"imagePullSecrets": [{"name": "registry"}]})["spec"]
+    pod = build_template(pod=scheduling | {"imagePullSecrets": [{"name": "registry"}]})["spec"]
     assert pod["nodeSelector"] == {"gpu": "a100"}
     assert pod["priorityClassName"] == "high"
     assert pod["runtimeClassName"] == "nvidia"
@@ -336,7 +234,7 @@ def test_scheduling_and_pull_secrets_reach_the_pods() -> None:
 
 def test_what_the_spec_says_of_the_pods_comes_beside_what_is_ours() -> None:
     given = build_full_body()["spec"]["pod"]
-    pods = template(pod=given)
+    pods = build_template(pod=given)
     spec = pods["spec"]
     assert pods["metadata"]["labels"] == given["labels"] | names.child_labels("qwen")
     assert given["annotations"].items() < pods["metadata"]["annotations"].items()
@@ -346,22 +244,22 @@ def test_what_the_spec_says_of_the_pods_comes_beside_what_is_ours() -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert [volume for volume in spec["volumes"] if volume["name"] not in names.POD_VOLUMES] == given["volumes"]
     assert spec["resourceClaims"] == given["resourceClaims"]
-    assert container("engine", pod=given)["resources"]["claims"] == [{"name": "gpu"}]
-    assert "claims" not in container("fetch", pod=given)["resources"]
+    assert build_container("engine", pod=given)["resources"]["claims"] == [{"name": "gpu"}]
+    assert "claims" not in build_container("fetch", pod=given)["resources"]
     for name in ("fetch", "engine"):
-        assert container(name, pod=given)["volumeMounts"][-2:] == given["volumeMounts"]
+        assert build_container(name, pod=given)["volumeMounts"][-2:] == given["volumeMounts"]
 
 
 def test_the_volumes_that_may_not_be_named_are_those_that_are_there() -> None:
-    assert {volume["name"] for volume in template()["spec"]["volumes"]} == set(names.POD_VOLUMES)
+    assert {volume["name"] for volume in build_template()["spec"]["volumes"]} == set(names.POD_VOLUMES)
 
 
 def test_an_empty_dir_of_the_spec_replaces_ours_of_the_same_name_at_its_mount_points() -> None:
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
     scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "20Gi"}}
-    pods = template(pod={"volumes": [memory, scratch]})["spec"]
+    pods = build_template(pod={"volumes": [memory, scratch]})["spec"]
     assert {volume["name"]: volume for volume in pods["volumes"]} == {
-        **{volume["name"]: volume for volume in template()["spec"]["volumes"]},
+        **{volume["name"]: volume for volume in build_template()["spec"]["volumes"]},
         "shared-memory": memory,
         "scratch": scratch,
     }
@@ -377,8 +275,8 @@ def test_pods_are_replaced_as_the_spec_says() -> None:
 
 
 def test_no_version_is_in_the_template_that_would_roll_pods_on_an_upgrade() -> None:
-    assert set(template()["metadata"]["labels"]) == set(names.child_labels("qwen"))
-    assert set(template()["metadata"]["annotations"]) == {names.CONFIG_HASH_ANNOTATION}
+    assert set(build_template()["metadata"]["labels"]) == set(names.child_labels("qwen"))
+    assert set(build_template()["metadata"]["annotations"]) == {names.CONFIG_HASH_ANNOTATION}
 
 
 uris = st.sampled_from([{"uri": "hf://a/b"}, {"uri": "hf://a/b@c", "name": "n"}, {"uri": "pvc://claim/path"}])

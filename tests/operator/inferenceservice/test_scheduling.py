@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.api.test_platform_pages import read_blocks
+from tests.api.test_pages import read_blocks
 from tests.operator.builders import build_one
 from tests.operator.stage import Stage, wait_until
 
