@@ -20,7 +20,9 @@ page.on("pageerror", (error) => failures.push(error.message));
 page.on("console", (message) => message.type() === "error" && failures.push(message.text()));
 page.on("request", (request) => {
   if (!request.url().startsWith(`${url}/`) && !request.url().startsWith("data:")) failures.push(`loads ${request.url()}`);
+  setTimeout(() => request.continue(), request.url().endsWith("/hx-sse.min.js") ? 500 : 0); // a slow network
 });
+await page.setRequestInterception(true);
 
 async function look(name) {
   for (const scheme of ["light", "dark"]) {
