@@ -16,6 +16,7 @@ from conveyor_engine.serving.preparing.tools import (
     TOOLS_MAX,
     AllowedToolsChoice,
     CustomTool,
+    Syntax,
     Tool,
     ToolChoice,
     get_name,
@@ -23,7 +24,7 @@ from conveyor_engine.serving.preparing.tools import (
 from conveyor_engine.text.grammar import NO_GRAMMAR, BuiltGrammar, build_grammar, check_written, follow_schema
 from conveyor_engine.text.json_grammar import JsonSchema
 from conveyor_engine.text.parsing.build import NO_PARSING, Parsing
-from conveyor_engine.text.parsing.call_syntax import build_form_in_channels
+from conveyor_engine.text.parsing.call_syntax import ChannelSyntax, build_form_in_channels, build_input_in_channels
 from conveyor_engine.text.parsing.dialect import Dialect
 from conveyor_engine.text.parsing.formats import FORMATS, build_call_or_form, find_forced
 from conveyor_engine.text.schema.arguments import find_strings
@@ -47,6 +48,7 @@ class Offered(NamedTuple):
     tool: Tool
     place: str  # of its schema in the request, in the chat API's words
     called_as: CalledAs | None = None  # None: as what it is
+    lark: str = ""  # the grammar of a custom tool's input, if it is in Lark
 
     @property
     def name(self) -> str:
@@ -66,9 +68,14 @@ def offer(tools: Sequence[Object] | None) -> list[Offered]:
         if isinstance(tool, Tool):
             offered.append(Offered(tool, place))
         elif isinstance(tool, CustomTool):
-            called_as = CalledAs(tool.custom.name, is_custom=True)
-            offered.append(Offered(tool.custom.as_function(), f"tools[{number}].custom.format", called_as))
+            called_as, place = CalledAs(tool.custom.name, is_custom=True), f"tools[{number}].custom.format"
+            offered.append(Offered(tool.custom.as_function(), place, called_as, find_lark(tool.custom.syntax)))
     return offered
+
+
+def find_lark(syntax: Syntax | None) -> str:
+    """Return a custom tool's grammar in Lark; "" if it has none."""
+    return syntax.definition if syntax is not None and syntax.syntax == "lark" else ""
 
 
 class Choice(NamedTuple):
@@ -135,6 +142,16 @@ class ToolUse(NamedTuple):
             raise InvalidRequest(f"{message}; send fewer tools, or shorten their schemas", param="tools")
 
     @property
+    def followed(self) -> Offered | None:
+        """The tool that must be called, if its input follows a grammar in Lark: the answer is then the input alone.
+
+        None if several tools may be called, because such an answer does not show which one it calls.
+        """
+        if self.choice != "required" or len(self.callable_tools) != 1 or not self.callable_tools[0].lark:
+            return None
+        return self.callable_tools[0]
+
+    @property
     def called_as(self) -> dict[str, CalledAs]:
         """How the client knows the functions that are not its own."""
         return {each.name: each.called_as for each in self.tools if each.called_as}
@@ -162,7 +179,8 @@ class ToolUse(NamedTuple):
             only_one_call=self.only_one_call,
             call_ids=FORMATS[dialect.tool_format].call_ids if dialect.tool_format else "random",
             num_earlier_calls=num_earlier_calls,
-            texts=[name for name, called in self.called_as.items() if called.is_custom],
+            texts=[name for name, called in self.called_as.items() if called.is_custom and not self.followed],
+            input_of=self.followed.name if self.followed else "",
         )
 
     def build_grammar(self, dialect: Dialect, find_token: FindToken) -> BuiltGrammar:
@@ -172,6 +190,8 @@ class ToolUse(NamedTuple):
         """
         if self.choice != "required":
             return NO_GRAMMAR
+        if self.followed:
+            return _follow_lark(self.followed, dialect, find_token)
         schemas = [_follow(each) for each in self.callable_tools]
         named = [(each.name, schema) for each, schema in zip(self.callable_tools, schemas, strict=True)]
         _, shape = find_forced(dialect.tool_format)
@@ -205,6 +225,14 @@ def _follow(offered: Offered) -> JsonSchema:
     """Return the schema of the function's arguments as the library follows it. Raises InvalidRequest."""
     function = offered.tool.function
     return follow_schema(function.schema_of_arguments, offered.place, strict=function.strict is True)
+
+
+def _follow_lark(offered: Offered, dialect: Dialect, find_token: FindToken) -> BuiltGrammar:
+    """Return the grammar for an answer that is the tool's input. Raises InvalidRequest."""
+    form = build_grammar("grammar", offered.lark, offered.place)
+    if not isinstance(find_forced(dialect.tool_format)[1], ChannelSyntax):
+        return form
+    return BuiltGrammar(check_written(build_input_in_channels(form.text, offered.name, find_token), "tools"))
 
 
 def _choose(offered: Sequence[Offered], names: Sequence[str]) -> list[Offered]:

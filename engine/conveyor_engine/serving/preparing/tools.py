@@ -85,10 +85,14 @@ class CustomDefinition(Object):
     format: Annotated[PlainInput | GrammarInput, OneOf("type", PlainInput, GrammarInput)] | None = None
     """The form of the input; default: any text."""
 
+    @property
+    def syntax(self) -> Syntax | None:
+        """The grammar that the input follows; None without one."""
+        return self.format.grammar if isinstance(self.format, GrammarInput) else None
+
     def as_function(self) -> Tool:
         """Return the function that the model sees: its only argument is the input."""
-        grammar = self.format.grammar if isinstance(self.format, GrammarInput) else None
-        return build_custom_function(self.name, self.description, grammar)
+        return build_custom_function(self.name, self.description, self.syntax)
 
 
 class CustomTool(Object):
@@ -103,8 +107,8 @@ class CustomTool(Object):
 def build_custom_function(name: str, description: str | None, grammar: Syntax | None) -> Tool:
     """Return the function that stands for a custom tool in the prompt.
 
-    A required call follows a regular expression. Grammars in Lark are only shown: an input is the content of a JSON
-    string, and llguidance cannot follow a grammar inside a string.
+    A required call follows a regular expression by the schema. A grammar in Lark is only shown here, because llguidance
+    cannot follow it inside a JSON string; `ToolUse` has the calls that follow it.
     """
     text: Json = {"type": "string"}
     if grammar:

@@ -1,13 +1,14 @@
 """Builds the parser of an answer for the needs of its request and its model."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from conveyor_engine.text.parsing.formats import CHANNELS, COMMAND, COMMAND_CALLS, FORMATS, build_program
 from conveyor_engine.text.parsing.harmony import Harmony
 from conveyor_engine.text.parsing.interface import PLAIN_TEXT, CallIds, OutputParser, Part
-from conveyor_engine.text.parsing.machine import Machine, Program, read_content
+from conveyor_engine.text.parsing.machine import END, Machine, Program, Reading, Write, read_content, read_until
 from conveyor_engine.text.parsing.thinking import GPT_OSS, MARKS, build_thinking
 from conveyor_engine.text.parsing.unwrapped import Unwrapped
 from conveyor_engine.text.parsing.xml_calls import Strings
@@ -22,6 +23,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     strings: Strings = {}  # if the format needs them
     only_one_call: bool = False
     texts: Sequence[str] = ()  # the tools whose calls have a text, `input`, in place of arguments
+    input_of: str = ""  # the custom tool that the answer calls: the text is the call's input, without marks
     call_ids: CallIds = "random"
     num_earlier_calls: int = 0  # in the conversation
 
@@ -47,13 +49,23 @@ def build_parser(parsing: Parsing) -> OutputParser:
 def _build_program(parsing: Parsing) -> Program:
     if parsing.tool_format == CHANNELS or (parsing.thinking == GPT_OSS and not parsing.tool_format):
         return Harmony("reasoning" if parsing.thinking else "content", has_tools=bool(parsing.tool_format)).read
-    if parsing.tool_format:
+    program: Program
+    if parsing.input_of:
+        program = partial(_read_input, parsing.input_of)
+    elif parsing.tool_format:
         program = build_program(parsing.tool_format, parsing.strings)
     else:
         program = COMMAND_CALLS.read_text if parsing.thinking == COMMAND else read_content
     if parsing.thinking:
         return build_thinking(MARKS[parsing.thinking], has_begun=parsing.has_begun_thinking, rest=program)
     return program
+
+
+def _read_input(tool: str, write: Write, first: str | None) -> Reading[None]:
+    """Read all text as the input of a call, unless the answer ended before it."""
+    if first != END:
+        write("tool_call", tool)
+        yield from read_until(partial(write, "arguments"), (), first)
 
 
 class _FirstCall:

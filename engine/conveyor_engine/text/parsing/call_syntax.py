@@ -83,6 +83,12 @@ def build_form_in_channels(form: str, tools: Sequence[str], find_token: FindToke
     return embed_form("\n".join(lines), form)
 
 
+def build_input_in_channels(form: str, tool: str, find_token: FindToken) -> str:
+    """Return a grammar for answers of gpt-oss that call the tool with a text that follows the grammar `form`."""
+    call = quote(f"<|channel|>commentary to=functions.{tool}<|message|>", find_token)
+    return embed_form(f"start: analysis* {call} @form\n{_analysis(find_token)}", form)
+
+
 def embed_form(lark: str, form: str) -> str:
     """Return the grammar `lark`, in which `@form` stands for the grammar `form`."""
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**_read_form(form), "name": "form"}]})

@@ -74,6 +74,18 @@ def test_a_required_call_is_written_in_its_channel(channels: Server, parallel: b
         jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
 
 
+def test_an_input_in_its_channel_follows_a_grammar_in_lark(channels: Server) -> None:
+    syntax = {"syntax": "lark", "definition": 'start: "{\\"input\\": " A "}"\nA: /[0-9]{1,3}/'}
+    custom = {"name": "h", "format": {"type": "grammar", "grammar": syntax}}
+    choice = {"type": "custom", "custom": {"name": "h"}}
+    tools = [*TOOLS, {"type": "custom", "custom": custom}]
+    for seed in range(3):
+        message = channels.chat(tools=tools, tool_choice=choice, seed=seed)["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert (call["type"], call["custom"]["name"]) == ("custom", "h")
+        assert re.fullmatch(r'\{"input": \d{1,3}\}', call["custom"]["input"])
+
+
 def test_text_follows_a_schema_after_the_thinking(channels: Server) -> None:
     for seed in range(4):
         (choice,) = channels.chat(response_format=FORM, seed=seed)["choices"]

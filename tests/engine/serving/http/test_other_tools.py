@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 from tests.engine.serving.http.agents import AgentServer
+from tests.engine.serving.http.test_hostile_grammars import build_and
 
 PATTERN = "[ab]{3}-[cd]{2}"
 SYNTAX = {"syntax": "regex", "definition": PATTERN}
@@ -23,6 +24,19 @@ SCHEMA: Any = {
     "type": "object", "properties": {"city": {"type": "string", "maxLength": 4}}, "required": ["city"],
     "additionalProperties": False,
 }  # fmt: skip
+MATH = """start: expr
+expr: term (SP ADD SP term)* -> add
+| term
+term: factor (SP MUL SP factor)* -> mul
+| factor
+factor: INT
+SP: " "
+ADD: "+"
+MUL: "*"
+%import common.INT
+"""  # of OpenAI's guide to function calling
+BEGINS_AS_MATH = r"\d+( [+*] \d+)*( ([+*] ?)?)?"
+DEEP = f'start: {"(" * 129}"a"{")" * 129}'
 AT_ONCE: Any = {"extra_body": {"thinking_token_budget": 0}}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
@@ -54,6 +68,41 @@ def test_a_custom_tool_gets_a_text_whole_and_streamed(client: OpenAI, namespace:
     deltas = [each.delta for each in events if each.type == "response.custom_tool_call_input.delta"]
     (done,) = [each.input for each in events if each.type == "response.custom_tool_call_input.done"]
     assert "".join(deltas) == done == whole.input
+
+
+def build_lark(definition: str) -> Any:
+    return {**CUSTOM, "format": {"type": "grammar", "syntax": "lark", "definition": definition}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_input_follows_a_grammar_in_lark_whole_and_streamed(client: OpenAI, seed: int) -> None:
+    tools = [build_lark(MATH), SPAWN]
+    extra: Any = {"extra_body": {"thinking_token_budget": 0, "seed": seed}}
+    fields: Any = {"model": "tiny", "tools": tools, "input": "the fox", "temperature": 1, "max_output_tokens": 40}
+    choice: Any = {"type": "custom", "name": "patch"}
+    (whole,) = client.responses.create(**fields, tool_choice=choice, **extra).output
+    assert (whole.type, whole.name) == ("custom_tool_call", "patch")
+    assert re.fullmatch(BEGINS_AS_MATH, whole.input)
+    with client.responses.stream(**fields, tool_choice=choice, **extra) as stream:
+        deltas = [each.delta for each in stream if each.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == whole.input
+
+
+@pytest.mark.parametrize("definition", ["start: missing", "start: /(?=a)a/", DEEP, build_and(29)])
+def test_a_grammar_in_lark_that_cannot_be_followed_is_refused_by_name(agent: AgentServer, definition: str) -> None:
+    body = {"input": "the fox", "tools": [build_lark(definition)], "max_output_tokens": 2}
+    answer = agent.post("/v1/responses", body | {"tool_choice": "required"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith("tools[0].format cannot be followed: ")
+    assert agent.post("/v1/responses", body).status_code == 200, "a model that may choose only sees the grammar"
+
+
+def test_a_costly_grammar_in_lark_ends_its_own_request_alone(agent: AgentServer) -> None:
+    body = {"input": "the fox", "tools": [build_lark(build_and(17))], "tool_choice": "required"}
+    answer = agent.post("/v1/responses", body | {"max_output_tokens": 20})
+    assert answer.status_code in (200, 400), answer.text
+    plain = {"messages": [{"role": "user", "content": "the fox"}], "max_tokens": 2}
+    assert agent.post("/v1/chat/completions", plain).status_code == 200
 
 
 def test_a_namespace_s_function_is_called_by_its_own_name(client: OpenAI) -> None:

@@ -109,6 +109,25 @@ def test_earlier_calls_have_the_names_that_the_model_sees() -> None:
     assert request.ignored == 1
 
 
+@pytest.mark.parametrize(
+    ("choice", "followed"),
+    [
+        ({"type": "custom", "name": "math"}, "math"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "math"}]}, "math"),
+        ({"type": "custom", "name": "patch"}, None),
+        ("required", None),
+        ("auto", None),
+    ],
+)
+def test_a_call_follows_a_grammar_in_lark_if_it_can_only_be_that_tool_s(choice: Any, followed: str | None) -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a" | "b"'}
+    tools = [{"type": "custom", "name": "math", "format": lark}, PATCH]
+    use = respond(tools=tools, tool_choice=choice).tool_use
+    assert (use.followed and use.followed.name) == followed
+    parsing = use.find_parsing(Dialect("hermes"))
+    assert (parsing.input_of, list(parsing.texts)) == (("math", []) if followed else ("", ["math", "patch"]))
+
+
 def test_a_grammar_is_shown_and_a_regular_expression_is_the_schema_s() -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[ab]+"}}
     tools = [{"type": "custom", "custom": {"name": "f", "description": "It.", "format": grammar}}]

@@ -14,9 +14,9 @@ from conveyor_engine.text.parsing.interface import Part
 PARSING = Parsing(tool_format="hermes", texts=["patch"])
 
 
-def read(text: str, cuts: Sequence[int] = ()) -> list[Part]:
+def read(text: str, cuts: Sequence[int] = (), parsing: Parsing = PARSING) -> list[Part]:
     """Return the parts of an answer that arrives in pieces, with neighbours of one field joined."""
-    parser = build_parser(PARSING)
+    parser = build_parser(parsing)
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(text)}), len(text)]
     parts = [part for begin, end in pairwise(places) for part in parser.feed(text[begin:end])]
     joined: list[Part] = []
@@ -41,6 +41,20 @@ def test_a_text_is_read_however_it_is_escaped_and_cut(text: str, ascii_only: boo
 @pytest.mark.parametrize("arguments", ['{"patch": "a"}', '{"input": 5}', "{}"])
 def test_arguments_of_another_form_are_the_text(arguments: str) -> None:
     assert read(call(arguments)) == [("tool_call", "patch"), ("arguments", arguments)]
+
+
+@given(st.text(min_size=1), st.lists(st.integers(1, 400)))
+def test_an_answer_that_is_an_input_is_kept_to_the_letter(text: str, cuts: list[int]) -> None:
+    parsing = Parsing(tool_format="hermes", input_of="patch")
+    assert read(text, cuts, parsing) == [("tool_call", "patch"), ("arguments", text)]
+
+
+def test_an_input_begins_after_the_thinking() -> None:
+    parsing = Parsing(tool_format="hermes", thinking="think", has_begun_thinking=True, input_of="patch")
+    assert read("hm</think>1 + 2", (), parsing) == [
+        ("reasoning", "hm"), ("tool_call", "patch"), ("arguments", "1 + 2"),
+    ]  # fmt: skip
+    assert read("hm", (), parsing) == [("reasoning", "hm")], "the answer was cut before the call"
 
 
 def test_a_text_that_is_cut_is_reported_as_far_as_it_is_complete() -> None:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from conveyor_engine.serving.preparing.one_of import OneOf
 from conveyor_engine.serving.preparing.schemas import Object
-from conveyor_engine.serving.preparing.tool_use import CalledAs, Choice, Offered
+from conveyor_engine.serving.preparing.tool_use import CalledAs, Choice, Offered, find_lark
 from conveyor_engine.serving.preparing.tools import (
     TOOLS_MAX,
     FunctionDefinition,
@@ -53,10 +53,14 @@ class CustomTool(Object):
     description: str | None = None
     format: Annotated[PlainInput | GrammarInput, OneOf("type", PlainInput, GrammarInput)] | None = None
 
+    @property
+    def syntax(self) -> Syntax | None:
+        """The grammar that the input follows; None without one."""
+        return self.format if isinstance(self.format, GrammarInput) else None
+
     def as_function(self) -> Tool:
         """Return the function that stands for the tool in the prompt."""
-        grammar = self.format if isinstance(self.format, GrammarInput) else None
-        return build_custom_function(self.name, self.description, grammar)
+        return build_custom_function(self.name, self.description, self.syntax)
 
 
 _Member = Annotated[FunctionTool | CustomTool | LeftOutTool, OneOf("type", FunctionTool, CustomTool, other=LeftOutTool)]
@@ -143,7 +147,7 @@ def _offer_all(namespace: NamespaceTool, place: str) -> Iterator[Offered]:
 def _offer(tool: Object, place: str, namespace: str | None) -> Iterator[Offered]:
     if isinstance(tool, CustomTool):
         called = CalledAs(tool.name, namespace, is_custom=True)
-        yield Offered(tool.as_function(), f"{place}.custom.format", called)
+        yield Offered(tool.as_function(), f"{place}.custom.format", called, find_lark(tool.syntax))
     elif isinstance(tool, FunctionTool):
         called_as = CalledAs(tool.name, namespace) if namespace else None
         yield Offered(tool.as_function(), f"{place}.function.parameters", called_as)
