@@ -29,7 +29,7 @@ _METHODS: Final = {  # names of one method
     "modelopt_mixed": "modelopt",
 }
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
-_FP8_BITS: Final = 8
+_FP8_BITS, _FP4_BITS = 8, 4
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
 _BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
@@ -46,7 +46,7 @@ class Declared:
     file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
     bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
     block, if scales are for blocks. kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration
-    shows none. kept_on_gpus: the same for GPUs.
+    shows none. kept_on_gpus: the same for GPUs. is_ordered: whether a group's columns may lie anywhere (act-order).
     """
 
     method: str
@@ -59,6 +59,7 @@ class Declared:
     blocks: tuple[int | None, int | None] = (None, None)
     kept_bits: int = 0
     kept_on_gpus: int = 0
+    is_ordered: bool = False
 
     @property
     def where(self) -> str:
@@ -102,6 +103,7 @@ def read_declared(directory: Path) -> Declared | None:
     method = _name_method(settings)
     problem = next(_find_problems(method, settings), "")
     checkpoint_format = str(settings.get("checkpoint_format", "gptq"))
+    is_ordered, kept = _is_ordered(method, settings), _find_kept_bits(method, settings)
     return Declared(
         method,
         _describe(settings),
@@ -111,8 +113,9 @@ def read_declared(directory: Path) -> Declared | None:
         group_size=_read_number(settings, "group_size"),
         zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
         blocks=_read_blocks(method, settings),
-        kept_bits=(kept := _find_kept_bits(method, settings)),
-        kept_on_gpus=kept or (_FP8_BITS if _is_fp8(method, settings) else 0),
+        kept_bits=0 if is_ordered else kept,
+        kept_on_gpus=kept or _find_float_bits(method, settings),
+        is_ordered=is_ordered,
     )
 
 
@@ -182,26 +185,37 @@ def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
     if method == "compressed-tensors":
         groups = _object(settings, "config_groups")
         kinds = [_object(_object(groups, name), "weights") for name in groups]
-        if any(each.get("type", "int") != "int" or each.get("actorder") == "group" for each in kinds):
+        if any(each.get("type", "int") != "int" for each in kinds):
             return 0
         found = {(each.get("num_bits"), each.get("group_size"), each.get("symmetric", True)) for each in kinds}
     else:
         found = {(settings.get("bits", 4), settings.get("group_size"), settings.get("sym", True))}
-    if method not in ("compressed-tensors", "awq", "gptq") or settings.get("desc_act") or len(found) != 1:
+    if method not in ("compressed-tensors", "awq", "gptq") or len(found) != 1:
         return 0
     ((bits, group, is_symmetric),) = found
     fits = group is None or (type(group) is int and (group < 0 or group % 32 == 0))
     return bits if fits and (bits == 4 or (bits == 8 and method == "compressed-tensors" and is_symmetric)) else 0
 
 
-def _is_fp8(method: str, settings: Mapping[str, Any]) -> bool:
+def _is_ordered(method: str, settings: Mapping[str, Any]) -> bool:
+    groups = _object(settings, "config_groups")
+    kinds = [_object(_object(groups, name), "weights") for name in groups]
+    return (method == "gptq" and bool(settings.get("desc_act"))) or any(
+        each.get("actorder") == "group" for each in kinds
+    )
+
+
+def _find_float_bits(method: str, settings: Mapping[str, Any]) -> int:
+    """Return the bits of all numbers of FP8 or FP4; 0 for others."""
     if method == "compressed-tensors":
         groups = _object(settings, "config_groups")
         kinds = [_object(_object(groups, name), "weights") for name in groups]
-        return bool(kinds) and all((each.get("type"), each.get("num_bits")) == ("float", _FP8_BITS) for each in kinds)
+        found = {(each.get("type"), each.get("num_bits")) for each in kinds}
+        return next((bits for bits in (_FP8_BITS, _FP4_BITS) if found == {("float", bits)}), 0)
     if method == "modelopt":
-        return str(settings.get("quant_algo")).startswith("FP8")
-    return method in ("fp8", "fbgemm_fp8")
+        named = str(settings.get("quant_algo"))
+        return _FP8_BITS if named.startswith("FP8") else _FP4_BITS if named in ("NVFP4", "W4A16_NVFP4") else 0
+    return _FP4_BITS if method == "mxfp4" else _FP8_BITS if method in ("fp8", "fbgemm_fp8") else 0
 
 
 def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

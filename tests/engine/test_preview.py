@@ -163,6 +163,8 @@ RESTORED = [
     {"quant_method": "awq", "bits": 4, "group_size": 16},
     {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
     {"quant_method": "fp8"},
+    {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}}},
+    {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
 ]
 
 
@@ -174,9 +176,20 @@ def test_published_bits_are_counted_where_a_device_keeps_them(
     save_tiny_model(kind, tmp_path, hidden_size=64, moe_intermediate_size=64)
     change(tmp_path, quantization_config=settings)
     lines = lines_of(tmp_path)
-    for place, is_kept in (("cpu", settings in KEPT), ("gpu", settings in KEPT or settings in RESTORED[-2:])):
-        assert (place in lines) == is_kept
+    on_gpu = settings in KEPT or settings in RESTORED[-4:] or (settings.get("desc_act") and kind == "llama")
+    for place, is_kept in (("cpu", settings in KEPT), ("gpu", on_gpu)):
+        assert (place in lines) == bool(is_kept)
         assert lines.get(place, "0.00 GB of weights: ").startswith("0.00 GB of weights: ")
+
+
+def test_the_experts_of_gpt_oss_are_counted_as_a_gpu_keeps_them(tmp_path: Path) -> None:
+    model = save_tiny_model("gpt_oss", tmp_path, hidden_size=64, intermediate_size=512)
+    change(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    all_bytes = sum(2 * each.numel() for each in model.parameters())
+    kept = sum(each.numel() for name, each in model.named_parameters() if "experts" in name and each.dim() == 3)
+    expected = all_bytes - kept * (16 - 4.5) / 8
+    assert lines_of(tmp_path)["gpu"] == f"{expected / 1e9:.2f} GB of weights: mxfp4 is kept"
+    assert "cpu" not in lines_of(tmp_path)
 
 
 def test_a_quantized_model_has_the_bytes_of_16_bits_and_those_of_its_files(tmp_path: Path) -> None:

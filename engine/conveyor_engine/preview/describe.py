@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -19,7 +20,7 @@ from conveyor_engine.execution.attention.groups import group_layers
 from conveyor_engine.execution.gpus import GPUS, count_requests
 from conveyor_engine.execution.limits import DEFAULT_BATCHED_TOKENS, find_context
 from conveyor_engine.execution.models import checks, kinds
-from conveyor_engine.execution.models.experts import is_gated
+from conveyor_engine.execution.models.experts import find_clamps, is_gated
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.loader import load_config
@@ -81,7 +82,7 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     restored = f", restored from {declared.name}" if declared is not None else ""
     yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
     yield from _describe_rounded(built, task, declared, directory)
-    if (on_gpus := _count_on_gpus(built, declared)) is not None:
+    if (on_gpus := _count_on_gpus(built, declared, directory)) is not None:
         yield f"gpu      {_gb(on_gpus)} of weights: {declared and declared.name} is kept"
         weight_bytes = on_gpus
     if task == "generate":
@@ -90,11 +91,21 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
 
 
-def _count_on_gpus(model: PreTrainedModel, declared: Declared | None) -> int | None:
+def _count_on_gpus(model: PreTrainedModel, declared: Declared | None, directory: Path) -> int | None:
     """Return the bytes of published weights whose bits a GPU keeps; None if it keeps none."""
-    if declared is None or not declared.kept_on_gpus:
+    has_experts = any(map(_are_experts, model.modules()))
+    if declared is not None and declared.method == GGUF:
+        return count_gguf_bytes(directory, keeps_experts=has_experts, on_gpu=True)
+    if declared is None or not declared.kept_on_gpus or (declared.is_ordered and has_experts):
         return None
+    if declared.method == "mxfp4":  # which only experts have
+        return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS, _are_experts)
     return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS)
+
+
+def _are_experts(part: nn.Module) -> bool:
+    """Return whether the kernels for GPUs compute these experts."""
+    return is_gated(part) or find_clamps(part) is not None
 
 
 def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | None, directory: Path) -> Iterator[str]:

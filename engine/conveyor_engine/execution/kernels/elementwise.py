@@ -48,6 +48,22 @@ def _silu_mul(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, BEGINS_EARLY: tl.
     tl.store(out + row * SIZE + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=real)
 
 
+@triton.jit
+def _clamped_glu(x, out, alpha, limit, SIZE: tl.constexpr, BLOCK: tl.constexpr, BEGINS_EARLY: tl.constexpr):
+    if BEGINS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = columns < SIZE
+    gate = tl.load(x + row * (2 * SIZE) + 2 * columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(x + row * (2 * SIZE) + 2 * columns + 1, mask=real, other=0.0).to(tl.float32)
+    gate = tl.minimum(gate, limit)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    values = (up + 1) * gate * tl.sigmoid(gate * alpha)
+    tl.store(out + row * SIZE + columns, values.to(out.dtype.element_ty), mask=real)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
     """Return x / rms(x) * (offset + weight) over the last dimension of x (..., size), contiguous."""
     x = x.contiguous()
@@ -91,4 +107,17 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty((*x.shape[:-1], size))
     grid = (out.numel() // size, triton.cdiv(size, _SILU_BLOCK))
     _silu_mul[grid](x, out, SIZE=size, BLOCK=_SILU_BLOCK, **early_launch())
+    return out
+
+
+def clamped_glu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return (up + 1) * gate * sigmoid(alpha * gate), (..., size), as gpt-oss does, with both clamped by `limit`.
+
+    x: (..., 2 * size), contiguous, with gate and up in turns.
+    """
+    assert x.is_contiguous()
+    size = x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], size))
+    grid = (out.numel() // size, triton.cdiv(size, _SILU_BLOCK))
+    _clamped_glu[grid](x, out, alpha, limit, SIZE=size, BLOCK=_SILU_BLOCK, **early_launch())
     return out

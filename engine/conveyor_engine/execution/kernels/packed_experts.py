@@ -14,13 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from conveyor_engine.execution.kernels.packed_product import NUM_STAGES, name_group, sum_products
-from conveyor_engine.execution.kernels.weights import PAIR, Weights
+from conveyor_engine.execution.kernels.packed_product import NUM_STAGES, list_tensors, name_form, sum_products
+from conveyor_engine.execution.kernels.part import capability
+from conveyor_engine.execution.kernels.weights import Weights
 
 MANY = 16  # pairs for each expert, on average: more have larger tiles
 _FEW_TILE, _MANY_TILE = (16, 64, 4), (64, 128, 8)  # rows, outputs, warps
+_SMALLER_TILE = (64, 64, 4)  # a larger one would spill registers with zeros or minima on 12.0
 _PLANNED = 32  # tiles of a program
-_BYTES = tl.constexpr(PAIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ def _plan_tiles(
 
 @triton.jit(do_not_specialize=["per_row"])
 def _multiply_experts(
-    x, order, tiles, shares, numbers, scales, zeros, out,
+    x, order, tiles, shares, bias, numbers, scales, starts, factors, out,
     size, all_outputs, columns, width, per_row,
-    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_SHARES: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, STARTS: tl.constexpr, BYTES: tl.constexpr,
+    HAS_SHARES: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(1) * 3
     count = tl.load(tile + 2)
@@ -90,13 +91,15 @@ def _multiply_experts(
     results = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = results < size
     outputs = tl.load(tile) * size + results
-    each = tl.arange(0, _BYTES)
+    each = tl.arange(0, BYTES)
     lines = numbers + outputs.to(tl.int64)[:, None] * width + each[None, :]
     inputs = x + (pairs // per_row)[None, :] * columns + each[:, None]
     sums = sum_products(
-        lines, inputs, scales, zeros, outputs, real, are_rows, all_outputs, columns, 0, width // _BYTES,
-        GROUP, KIND, HAS_ZEROS, ROWS, OUTPUTS,
+        lines, inputs, scales, starts, factors, outputs, real, are_rows, all_outputs, columns, 0, width // BYTES,
+        GROUP, FACTOR, KIND, STARTS, BYTES, ROWS, OUTPUTS,
     )  # fmt: skip
+    if HAS_BIAS:
+        sums += tl.load(bias + outputs, mask=real, other=0.0).to(tl.float32)[:, None]
     if HAS_SHARES:
         sums *= tl.load(shares + pairs, mask=are_rows, other=0.0).to(tl.float32)[None, :]
     places = pairs[None, :] * size + results[:, None]
@@ -119,20 +122,28 @@ def plan_tiles(chosen: torch.Tensor, num_experts: int) -> Plan:
     return Plan(order, tiles, num_experts, has_many)
 
 
-def multiply_experts(x: torch.Tensor, weights: Weights, plan: Plan, shares: torch.Tensor | None = None) -> torch.Tensor:
+def multiply_experts(
+    x: torch.Tensor,
+    weights: Weights,
+    plan: Plan,
+    shares: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return the products (pairs, out) of tokens (tokens, in), or of pairs (pairs, in), with their experts.
 
-    weights: the matrices of all experts, one below the other. shares: (pairs,), by which the products are multiplied.
+    weights: the matrices of all experts, one below the other. bias: (all outputs,). shares: (pairs,), by which the
+    results are multiplied.
     """
     num_pairs, size = len(plan.order), weights.out_features // plan.num_experts
     x, shares = x.contiguous(), None if shares is None else shares.contiguous()
     assert x.shape[1] == weights.in_features
-    rows, outputs, num_warps = _MANY_TILE if plan.has_many else _FEW_TILE
+    many = _SMALLER_TILE if weights.starts is not None and capability() >= 120 else _MANY_TILE
+    rows, outputs, num_warps = many if plan.has_many else _FEW_TILE
     out = x.new_empty((num_pairs, size))
     _multiply_experts[(triton.cdiv(size, outputs), len(plan.tiles))](
-        x, plan.order, plan.tiles, shares, weights.numbers, weights.scales, weights.zeros, out,
+        x, plan.order, plan.tiles, shares, bias, *list_tensors(weights), out,
         size, weights.out_features, weights.in_features, weights.numbers.shape[1], num_pairs // len(x),
-        GROUP=name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
-        HAS_SHARES=shares is not None, ROWS=rows, OUTPUTS=outputs, num_warps=num_warps, num_stages=NUM_STAGES,
+        **name_form(weights), HAS_SHARES=shares is not None, HAS_BIAS=bias is not None, ROWS=rows, OUTPUTS=outputs,
+        num_warps=num_warps, num_stages=NUM_STAGES,
     )  # fmt: skip
     return out

@@ -12,11 +12,13 @@ A lone row of a decoder layer has a kernel of its own (`packed_row`).
 # Triton compiles the kernels from their source and interprets annotations differently, so they have none.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from conveyor_engine.execution.kernels.weights import PAIR, Weights
+from conveyor_engine.execution.kernels.weights import Weights
 
 _MOST_ROWS = 256  # from here on, each tile of weights would be widened more than four times
 _RESTORED = 2**24  # numbers restored at once: 32 MiB
@@ -24,21 +26,22 @@ _PROGRAMS = 512  # at least so many, if the parts of a split product stay longer
 _LEAST_BLOCKS = 8
 _TILES = ((16, 64, 4), (32, 64, 4), (64, 128, 8))  # rows, outputs, warps
 NUM_STAGES = 4
-_BYTES = tl.constexpr(PAIR)
 _JOINED = 1024
 _OUTPUTS, _RESTORED_BYTES = 8, 256  # of a program that restores
-FP8_SCALE = tl.constexpr(256.0)
 
 
 @triton.jit
 def widen(stored, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.constexpr):
-    """Return stored bytes as numbers of TYPE: of int4 plus `offset_of`, of FP8 divided by 256."""
+    """Return stored bytes as numbers of TYPE: of int4 plus `offset_of`, of FP8 and FP4 divided by `divisor_of`."""
     if KIND == "int8":
         return stored.to(TYPE)
     if KIND == "fp8":  # with the bias of float16's exponents, and one bit less in front of it
         bits = stored.to(tl.uint16)
         return (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True).to(TYPE)
     number = stored >> 4 if HIGH else stored & 15
+    if KIND == "fp4":
+        bits = number.to(tl.uint16)
+        return (((bits & 8) << 12) | ((bits & 7) << 9)).to(tl.float16, bitcast=True).to(TYPE)
     if tl.bfloat16 == TYPE:
         return (number.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
     if tl.float16 == TYPE:
@@ -57,91 +60,150 @@ def offset_of(TYPE: tl.constexpr):
 
 
 @triton.jit
-def _find_group(column, columns, GROUP: tl.constexpr):
-    """Return the group of a column, or of the last one; GROUP: 0 if a row has one scale."""
-    return 0 if GROUP == 0 else min(column, columns - 1) // GROUP
+def divisor_of(KIND: tl.constexpr):
+    """Return by what `widen` divides: 2 to the difference of the biases of exponents."""
+    return 256.0 if KIND == "fp8" else 16384.0 if KIND == "fp4" else 1.0
 
 
 @triton.jit
-def _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS: tl.constexpr):
-    scale = tl.load(scales + group * size + outputs, mask=real, other=0.0).to(tl.float32)
-    if HAS_ZEROS:
-        return scale, tl.load(zeros + group * size + outputs, mask=real, other=0).to(tl.float32)
-    return scale, tl.full(outputs.shape, 8, tl.float32)
+def load_group(
+    scales, starts, factors, places, of_factors, size, mask,
+    KIND: tl.constexpr, STARTS: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Return the scales, and the zeros or minima, at `places` of `scales`, in float32.
+
+    of_factors: the place of a scale's factor. size: outputs. FACTOR: the inputs that share one; 0: all, and the caller
+    multiplies with it. None: there are none.
+    """
+    scale = tl.load(scales + places, mask=mask, other=0)
+    if scale.dtype == tl.uint8:
+        scale = widen(scale, "fp8", False, tl.float32) * divisor_of("fp8")
+    else:
+        scale = scale.to(tl.float32)
+    start = tl.zeros(places.shape, tl.float32)
+    if STARTS != "none":
+        start = tl.load(starts + places, mask=mask, other=0).to(tl.float32)
+    elif KIND == "int4":
+        start += 8
+    if FACTOR is not None and FACTOR > 0:
+        scale *= tl.load(factors + of_factors, mask=mask, other=0).to(tl.float32)
+        if STARTS == "minima":
+            start *= tl.load(factors + of_factors + size, mask=mask, other=0).to(tl.float32)
+    return scale, start
 
 
 @triton.jit
-def _subtract(stored, zero, KIND: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.constexpr):
+def _load_next(
+    scales, starts, factors, column, columns, size, outputs, real,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, STARTS: tl.constexpr,
+):  # fmt: skip
+    """Load the group of a column, or of the last one. GROUP: 0 if a row has one scale."""
+    column = min(column, columns - 1)
+    group = 0 if GROUP == 0 else column // GROUP
+    of_factors = outputs
+    if FACTOR is not None and FACTOR > 0:
+        of_factors = outputs + column // FACTOR * (2 if STARTS == "minima" else 1) * size
+    return load_group(scales, starts, factors, group * size + outputs, of_factors, size, real, KIND, STARTS, FACTOR)
+
+
+@triton.jit
+def _subtract(stored, start, KIND: tl.constexpr, STARTS: tl.constexpr, HIGH: tl.constexpr, TYPE: tl.constexpr):
     """Return numbers less their zeros, exactly."""
     numbers = widen(stored, KIND, HIGH, TYPE)
     if KIND == "int4":
+        zero = tl.zeros(start.shape, tl.float32) if STARTS == "minima" else start
         numbers -= (zero + offset_of(TYPE)).to(TYPE)[:, None]
     return numbers
 
 
 @triton.jit
+def _sum_inputs(inputs, are_rows, BYTES: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return the sum of each row's inputs, once for each output: their product with ones.
+
+    This product needs another layout of the inputs. So they are loaded again, from the cache and in another way, or
+    else the compiler would join both loads, and copy nothing ahead.
+    """
+    values = tl.load(inputs, mask=are_rows[None, :], other=0.0, eviction_policy="evict_last")
+    return tl.dot(tl.full([OUTPUTS, BYTES], 1.0, values.dtype), values, input_precision="ieee")
+
+
+@triton.jit
 def sum_products(
-    lines, inputs, scales, zeros, outputs, real, are_rows, size, columns, first, last,
-    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    lines, inputs, scales, starts, factors, outputs, real, are_rows, size, columns, first, last,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, STARTS: tl.constexpr, BYTES: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     """Return the products (OUTPUTS, ROWS) of blocks of inputs, from `first` on, in float32.
 
     lines, inputs: addresses of the first blocks of weights (OUTPUTS, bytes) and rows (numbers, ROWS). outputs: their
-    columns in scales and zeros, which have `size` of these.
+    columns in scales, starts and factors, which have `size` of these.
     """
     TYPE: tl.constexpr = inputs.dtype.element_ty
-    OF_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
-    COLUMNS: tl.constexpr = _BYTES * OF_BYTE
+    OF_BYTE: tl.constexpr = 2 if KIND == "int4" or KIND == "fp4" else 1
+    COLUMNS: tl.constexpr = BYTES * OF_BYTE
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    group = _find_group(first * COLUMNS, columns, GROUP)
-    scale, zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+    scale, start = _load_next(
+        scales, starts, factors, first * COLUMNS, columns, size, outputs, real, GROUP, FACTOR, KIND, STARTS
+    )
     for block in range(first, last):
-        stored = tl.load(lines + block * _BYTES, mask=real[:, None], other=0)
+        stored = tl.load(lines + block * BYTES, mask=real[:, None], other=0)
         # Scales are loaded while the numbers before them are multiplied.
         if GROUP == 0 or GROUP >= COLUMNS:
-            group = _find_group((block + 1) * COLUMNS, columns, GROUP)
-            next_scale, next_zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+            next_scale, next_start = _load_next(
+                scales, starts, factors, (block + 1) * COLUMNS, columns, size, outputs, real,
+                GROUP, FACTOR, KIND, STARTS,
+            )  # fmt: skip
             part = tl.zeros([OUTPUTS, ROWS], tl.float32) if GROUP > 0 else sums
             for high in tl.static_range(OF_BYTE):
-                values = tl.load(inputs + block * COLUMNS + high * _BYTES, mask=are_rows[None, :], other=0.0)
-                part = tl.dot(_subtract(stored, zero, KIND, high == 1, TYPE), values, part, input_precision="ieee")
+                values = tl.load(inputs + block * COLUMNS + high * BYTES, mask=are_rows[None, :], other=0.0)
+                numbers = _subtract(stored, start, KIND, STARTS, high == 1, TYPE)
+                part = tl.dot(numbers, values, part, input_precision="ieee")
+                if STARTS == "minima":
+                    sums -= (
+                        _sum_inputs(inputs + block * COLUMNS + high * BYTES, are_rows, BYTES, OUTPUTS) * start[:, None]
+                    )
             sums = sums + part * scale[:, None] if GROUP > 0 else part
-            scale, zero = next_scale, next_zero
+            scale, start = next_scale, next_start
         else:
             for high in tl.static_range(OF_BYTE):
-                begin = block * COLUMNS + high * _BYTES
-                group = _find_group(begin + _BYTES, columns, GROUP)
-                next_scale, next_zero = _load_group(scales, zeros, group, size, outputs, real, HAS_ZEROS)
+                begin = block * COLUMNS + high * BYTES
+                next_scale, next_start = _load_next(
+                    scales, starts, factors, begin + BYTES, columns, size, outputs, real, GROUP, FACTOR, KIND, STARTS
+                )
                 values = tl.load(inputs + begin, mask=are_rows[None, :], other=0.0)
-                part = tl.dot(_subtract(stored, zero, KIND, high == 1, TYPE), values, input_precision="ieee")
-                sums += part * scale[:, None]
-                scale, zero = next_scale, next_zero
+                numbers = _subtract(stored, start, KIND, STARTS, high == 1, TYPE)
+                sums += tl.dot(numbers, values, input_precision="ieee") * scale[:, None]
+                if STARTS == "minima":
+                    sums -= _sum_inputs(inputs + begin, are_rows, BYTES, OUTPUTS) * start[:, None]
+                scale, start = next_scale, next_start
     if GROUP == 0:
         sums *= scale[:, None]
-    if KIND == "fp8":
-        sums *= FP8_SCALE
+    if FACTOR == 0:
+        sums *= tl.load(factors + outputs, mask=real, other=0.0).to(tl.float32)[:, None]
+    if KIND == "fp8" or KIND == "fp4":
+        sums *= divisor_of(KIND)
     return sums
 
 
 @triton.jit(do_not_specialize=["num_rows", "blocks_each"])
 def _multiply_packed(
-    x, numbers, scales, zeros, bias, residual, out,
+    x, numbers, scales, starts, factors, bias, residual, out,
     num_rows, size, columns, width, blocks_each,
-    GROUP: tl.constexpr, KIND: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_PART: tl.constexpr,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, STARTS: tl.constexpr, BYTES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_PART: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real, are_rows = outputs < size, rows < num_rows
-    each = tl.arange(0, _BYTES)
+    each = tl.arange(0, BYTES)
     lines = numbers + outputs.to(tl.int64)[:, None] * width + each[None, :]
     inputs = x + rows.to(tl.int64)[None, :] * columns + each[:, None]
     first = tl.program_id(2) * blocks_each
-    last = min(first + blocks_each, width // _BYTES)
+    last = min(first + blocks_each, width // BYTES)
     sums = sum_products(
-        lines, inputs, scales, zeros, outputs, real, are_rows, size, columns, first, last,
-        GROUP, KIND, HAS_ZEROS, ROWS, OUTPUTS,
+        lines, inputs, scales, starts, factors, outputs, real, are_rows, size, columns, first, last,
+        GROUP, FACTOR, KIND, STARTS, BYTES, ROWS, OUTPUTS,
     )  # fmt: skip
     places = rows.to(tl.int64)[None, :] * size + outputs[:, None]
     inside = real[:, None] & are_rows[None, :]
@@ -173,27 +235,28 @@ def _join_parts(
 
 @triton.jit
 def _restore(
-    numbers, scales, zeros, out, first, count, size, columns, width,
-    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    OUTPUTS: tl.constexpr, BYTES: tl.constexpr,
+    numbers, scales, starts, factors, out, first, count, size, columns, width,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, STARTS: tl.constexpr, BYTES: tl.constexpr,
+    OUTPUTS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    OF_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
+    OF_BYTE: tl.constexpr = 2 if KIND == "int4" or KIND == "fp4" else 1
     rows = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     outputs = first + rows
-    places = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    places = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     inside = (rows < count)[:, None] & (places < width)[None, :]
     stored = tl.load(numbers + outputs.to(tl.int64)[:, None] * width + places[None, :], mask=inside, other=0)
     for high in tl.static_range(OF_BYTE):
-        inputs = places // _BYTES * (_BYTES * OF_BYTE) + places % _BYTES + high * _BYTES
+        inputs = places // BYTES * (BYTES * OF_BYTE) + places % BYTES + high * BYTES
         groups = (inputs * 0 if GROUP == 0 else inputs // GROUP)[None, :] * size + outputs[:, None]
+        of_factors = groups * 0 + outputs[:, None]
+        if FACTOR is not None and FACTOR > 0:
+            of_factors += (inputs // FACTOR * (2 if STARTS == "minima" else 1) * size)[None, :]
+        scale, start = load_group(scales, starts, factors, groups, of_factors, size, inside, KIND, STARTS, FACTOR)
         weights = widen(stored, KIND, high == 1, tl.float32)
-        if HAS_ZEROS:
-            weights -= tl.load(zeros + groups, mask=inside, other=0).to(tl.float32)
-        elif KIND == "int4":
-            weights -= 8
-        elif KIND == "fp8":
-            weights *= FP8_SCALE
-        weights *= tl.load(scales + groups, mask=inside, other=0.0).to(tl.float32)
+        weights = weights * scale - start if STARTS == "minima" else (weights - start) * scale
+        if FACTOR == 0:
+            weights *= tl.load(factors + of_factors, mask=inside, other=0.0).to(tl.float32)
+        weights *= divisor_of(KIND)
         restored = out + rows.to(tl.int64)[:, None] * columns + inputs[None, :]
         tl.store(restored, weights.to(out.dtype.element_ty), mask=inside)
 
@@ -204,7 +267,7 @@ def multiply(
     """Return x (rows, in) @ weights^T + bias (out,) + residual (rows, out), rounded once."""
     if not len(x):
         return x.new_empty((0, weights.out_features))
-    x = x.contiguous()
+    x = x.contiguous() if weights.order is None else x.index_select(1, weights.order)
     residual = None if residual is None else residual.contiguous()
     run = _multiply_few if len(x) <= _MOST_ROWS else _multiply_many
     return run(x, weights, bias, residual)
@@ -218,7 +281,7 @@ def _multiply_few(
     rows, outputs, num_warps = next((tile for tile in _TILES if num_rows <= tile[0]), _TILES[-1])
     tiles = triton.cdiv(size, outputs), triton.cdiv(num_rows, rows)
     width = weights.numbers.shape[1]
-    blocks = width // PAIR
+    blocks = width // weights.pair
     # The parts, in float32, must not be larger than the weights.
     parts = min(_PROGRAMS // (tiles[0] * tiles[1]), blocks // _LEAST_BLOCKS, width // (8 * rows))
     each = triton.cdiv(blocks, max(1, parts))
@@ -227,8 +290,8 @@ def _multiply_few(
     sums = out if parts == 1 else x.new_empty((parts, num_rows, size), dtype=torch.float32)
     added = (bias, residual) if parts == 1 else (None, None)
     _multiply_packed[(*tiles, parts)](
-        x, weights.numbers, weights.scales, weights.zeros, *added, sums, num_rows, size, columns, width, each,
-        GROUP=name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
+        x, *list_tensors(weights), *added, sums, num_rows, size, columns, width, each,
+        **name_form(weights),
         HAS_BIAS=added[0] is not None, HAS_RESIDUAL=added[1] is not None, IS_PART=parts > 1,
         ROWS=rows, OUTPUTS=outputs, num_warps=num_warps, num_stages=NUM_STAGES,
     )  # fmt: skip
@@ -240,9 +303,28 @@ def _multiply_few(
     return out
 
 
-def name_group(weights: Weights) -> int:
-    """Return how many inputs share a scale, as the kernels get it: 0 if all inputs of a row do."""
-    return 0 if len(weights.scales) == 1 else weights.group
+def list_tensors(weights: Weights) -> tuple[torch.Tensor | None, ...]:
+    """Return the kernels' arguments for weights."""
+    return weights.numbers, weights.scales, weights.starts, weights.factors
+
+
+def name_form(weights: Weights) -> dict[str, Any]:
+    """Return the kernels' constants for weights.
+
+    GROUP: 0 if all inputs of a row share one scale. FACTOR: 0 if they share one factor, of scales alone.
+    """
+    starts, factors = weights.starts, weights.factors
+    return {
+        "GROUP": 0 if len(weights.scales) == 1 else weights.group,
+        "FACTOR": None
+        if factors is None
+        else 0
+        if factors.shape[:2] == (1, 1)
+        else weights.in_features // len(factors),
+        "KIND": weights.kind,
+        "STARTS": "none" if starts is None else "minima" if starts.dtype == torch.int8 else "zeros",
+        "BYTES": weights.pair,
+    }
 
 
 def _multiply_many(
@@ -263,15 +345,14 @@ def _multiply_many(
 
 
 def restore(weights: Weights, dtype: torch.dtype, first: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the plain matrix (out, in), or write its rows from `first` on to `out`."""
+    """Return the plain matrix (out, in), or write its rows from `first` on to `out`. Columns stay in their order."""
     columns = weights.in_features
     if out is None:
         out = torch.empty((weights.out_features, columns), dtype=dtype, device=weights.numbers.device)
     width = weights.numbers.shape[1]
     grid = triton.cdiv(len(out), _OUTPUTS), triton.cdiv(width, _RESTORED_BYTES)
     _restore[grid](
-        weights.numbers, weights.scales, weights.zeros, out, first, len(out), weights.out_features, columns, width,
-        GROUP=name_group(weights), KIND=weights.kind, HAS_ZEROS=weights.zeros is not None,
-        OUTPUTS=_OUTPUTS, BYTES=_RESTORED_BYTES,
+        *list_tensors(weights), out, first, len(out), weights.out_features, columns, width,
+        **name_form(weights), OUTPUTS=_OUTPUTS, AT_ONCE=_RESTORED_BYTES,
     )  # fmt: skip
     return out

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from conveyor_engine.execution.models.gpu_experts import Clamps
 from conveyor_engine.execution.models.linear import LinearSpec, linear_kind
 from conveyor_engine.execution.models.quantized.deferred import Deferred
 from conveyor_engine.execution.models.quantized.rounding import pack_grids
@@ -64,6 +65,18 @@ def is_gated(experts: nn.Module) -> bool:
         and callable(act)
         and same(functional.silu(probe), act(probe))
     )
+
+
+def find_clamps(experts: nn.Module) -> Clamps | None:
+    """Return the activation of experts as gpt-oss has them: with biases, and matrices (experts, in, out)."""
+    weights = dict(experts.named_parameters(recurse=False))
+    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+    if weights.keys() != _WEIGHTS | {f"{name}_bias" for name in _WEIGHTS}:
+        return None
+    gate_up, down = weights["gate_up_proj"], weights["down_proj"]
+    if gate_up.dim() != 3 or gate_up.shape != (len(down), down.shape[2], 2 * down.shape[1]):
+        return None
+    return Clamps(alpha, limit) if isinstance(alpha, float) and isinstance(limit, float) else None
 
 
 def experts_of(experts: nn.Module) -> Experts | None:

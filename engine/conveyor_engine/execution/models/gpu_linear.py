@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conveyor_engine.execution.kernels.weights import Weights, join_weights
+from conveyor_engine.execution.kernels.weights import Weights, has_blocks, have_one_order, join_weights
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 
 
@@ -24,13 +24,13 @@ class GpuLinear(PackedLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        return self._restore(self.packed, self.dtype)
+        restored = self._restore(self.packed, self.dtype)
+        return restored if self.packed.order is None else restored[:, self.packed.order.argsort()]
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Return what layers that can be joined have in common, if their groups fit too."""
-        packed = self.packed
-        return self.in_features, packed.kind, packed.scales.dtype, packed.zeros is None, self.bias is None
+        return self.in_features, self.bias is None, *self.packed.form
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -50,9 +50,17 @@ class GpuLinear(PackedLinear):
 
 
 def can_join(linears: Sequence[GpuLinear]) -> bool:
-    """Return whether the layers have one kind, and one number of groups or else one group."""
+    """Return whether the layers have one kind, one order of inputs, and one number of groups or else one group.
+
+    Those with scales in blocks may have different numbers of bits. Joined, they have 8.
+    """
     groups = {len(linear.packed.scales) for linear in linears}
-    return len({linear.kind for linear in linears}) == 1 and len(groups - {1}) <= 1
+    if not have_one_order([linear.packed for linear in linears]):
+        return False
+    if len({linear.kind for linear in linears}) == 1:
+        return len(groups - {1}) <= 1
+    is_alike = len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
+    return is_alike and all(has_blocks(linear.packed) for linear in linears)
 
 
 def join_linears(linears: Sequence[GpuLinear]) -> GpuLinear:

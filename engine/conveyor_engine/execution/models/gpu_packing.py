@@ -6,7 +6,7 @@ neither memory has more than one module in 16 bits beside those that keep 16. Fo
 `gpu_trial` compares the kernels with a plain product. If the results differ, all such modules keep 16 bits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from conveyor_engine.config.engine_config import Quantization
 from conveyor_engine.execution.kernels.weights import Kind, Weights, has_kernels, pack_weights
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.models.experts import is_gated
+from conveyor_engine.execution.models.experts import find_clamps, is_gated
 from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.gpu_trial import compare_experts, compare_linear
@@ -30,7 +30,14 @@ from conveyor_process.log import quote
 
 _AT_ONCE: Final = 2**24  # numbers that are moved or rounded at once, which bounds the memory beside the weights
 _ROWS: Final = 64
-_KINDS: Final[dict[tuple[int, bool], Kind]] = {(4, False): "int4", (8, False): "int8", (8, True): "fp8"}
+_KINDS: Final[dict[tuple[int, bool], Kind]] = {
+    (4, False): "int4",
+    (5, False): "int8",
+    (6, False): "int8",
+    (8, False): "int8",
+    (4, True): "fp4",
+    (8, True): "fp8",
+}
 
 
 def pack_model(
@@ -70,7 +77,8 @@ class _Matrix:
 
     def restore(self, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the plain weights of some rows."""
-        return self.grid.take(first, count).read(self.numbers[first : first + count]).to(dtype)
+        weight = self.grid.take(first, count).read(self.numbers[first : first + count]).to(dtype)
+        return weight if self.grid.order is None else weight[:, self.grid.order.argsort()]
 
 
 @dataclass(slots=True)
@@ -93,7 +101,7 @@ class _Packing:
         """
         for path, part in list(self.model.named_modules()):
             is_linear = type(part) is nn.Linear and path.rpartition(".")[2] != EXPANDING
-            if not is_linear and not is_gated(part):
+            if not is_linear and not is_gated(part) and (self.quantization or find_clamps(part) is None):
                 continue
             if self.quantization or all(isinstance(each, Deferred) for each in _list_matrices(part)):
                 yield path, part
@@ -103,6 +111,8 @@ class _Packing:
         matrices = _list_matrices(part)
         packed = [self._pack(part, matrix) for matrix in matrices]
         found = [each for each in packed if each is not None]
+        if not isinstance(part, nn.Linear):  # whose tokens have one order of inputs for all experts
+            found = [each for each in found if each.grid.order is None]
         ours = self._build(part, found) if len(found) == len(matrices) else None
         num_matrices = sum(each.shape[:-2].numel() for each in matrices)
         if ours is None:
@@ -130,7 +140,9 @@ class _Packing:
         dtype, packed = weights[0].dtype, [matrix.packed for matrix in matrices]
         name = f"{packed[0].kind} in groups of {packed[0].group}"
         if not isinstance(part, nn.Linear):
-            experts = GpuExperts(packed[0], packed[1], len(weights[0]), dtype)
+            clamps = find_clamps(part)
+            biases = None if clamps is None else [each.flatten().to(self.device) for each in _read_biases(part)]
+            experts = GpuExperts(packed[0], packed[1], len(weights[0]), dtype, biases, clamps)
             compare = partial(compare_experts, part, experts, *restore)
             return experts if self._try((type(part), *experts.kind), f"experts of {name}", compare) else None
         bias = None if part.bias is None else part.bias.data.to(self.device)
@@ -153,10 +165,17 @@ class _Packing:
         return self.tried[key]
 
 
-def _list_matrices(part: nn.Module) -> list[nn.Parameter]:
+def _list_matrices(part: nn.Module) -> Sequence[torch.Tensor]:
     """Return the weights of a linear layer, or of experts: gate and up, and down, (experts, out, in)."""
-    names = ("weight",) if isinstance(part, nn.Linear) else ("gate_up_proj", "down_proj")
-    return [part.get_parameter(name) for name in names]
+    if isinstance(part, nn.Linear):
+        return [part.weight]
+    found = [part.get_parameter(name) for name in ("gate_up_proj", "down_proj")]
+    return found if find_clamps(part) is None else [each.transpose(1, 2) for each in found]
+
+
+def _read_biases(part: nn.Module) -> list[torch.Tensor]:
+    found = [part.get_parameter(f"{name}_bias") for name in ("gate_up_proj", "down_proj")]
+    return [each.read() if isinstance(each, Deferred) else each.data for each in found]
 
 
 def _round(weight: torch.Tensor, bits: int) -> Grid | None:
@@ -172,12 +191,12 @@ def _round(weight: torch.Tensor, bits: int) -> Grid | None:
 def _pack(grid: Grid, columns: int, device: torch.device) -> _Matrix | None:
     """Read the numbers of rows with so many columns; return None if there are no kernels for such numbers."""
     kind = _KINDS.get((grid.bits, grid.is_float))
-    if kind is None or grid.factors is not None or grid.minima is not None:
+    if kind is None or (grid.zeros is not None and kind != "int4"):
         return None
     grid = grid.replace(lambda part: part.to(device), grid.numbers)
-    scales, zeros = _merge(grid.scales), None if grid.zeros is None else _merge(grid.zeros)
-    if zeros is not None and scales.shape != zeros.shape:
-        scales, zeros = grid.scales, grid.zeros
+    if grid.order is not None:
+        grid = replace(grid, order=grid.order.to(device))
+    scales, starts, factors = _arrange(grid)
     if not has_kernels(kind, columns, scales.shape[1]):
         return None
     assert grid.numbers is not None
@@ -185,7 +204,20 @@ def _pack(grid: Grid, columns: int, device: torch.device) -> _Matrix | None:
     numbers = torch.empty((count, columns), dtype=torch.uint8, device=device)
     for first in range(0, count, step):
         numbers[first : first + step] = grid.numbers(first, min(step, count - first))
-    return _Matrix(replace(grid, numbers=None), numbers, pack_weights(kind, numbers, scales, zeros))
+    packed = pack_weights(kind, numbers, scales, starts, factors, grid.order, grid.middle)
+    return _Matrix(replace(grid, numbers=None), numbers, packed)
+
+
+def _arrange(grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return scales, zeros or minima, and factors, as `pack_weights` takes them."""
+    if grid.scales.dtype == torch.float8_e4m3fn:
+        assert grid.factors is not None
+        return grid.scales.view(torch.uint8), None, _merge(grid.factors)
+    if grid.factors is not None:
+        return grid.scales, grid.minima, grid.factors
+    zeros = None if grid.zeros is None else grid.zeros.to(torch.uint8)
+    scales, merged = _merge(grid.scales), None if zeros is None else _merge(zeros)
+    return (grid.scales, zeros, None) if merged is not None and scales.shape != merged.shape else (scales, merged, None)
 
 
 def _merge(part: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Compares modules whose weights have few bits on a GPU with plain products. Called by `gpu_packing` at the start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from conveyor_engine.execution.kernels.few_rows import Norm
 from conveyor_engine.execution.kernels.weights import take_outputs
-from conveyor_engine.execution.models.experts import computes_same
-from conveyor_engine.execution.models.gpu_experts import GpuExperts
+from conveyor_engine.execution.models.experts import computes_same, find_clamps
+from conveyor_engine.execution.models.gpu_experts import Clamps, GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.quantized.deferred import stand_ins
 from conveyor_engine.execution.models.trial import random, same
@@ -59,37 +59,53 @@ def compare_experts(original: nn.Module, ours: GpuExperts, gate_up: Restore, dow
 
     The original is on the host, perhaps with deferred weights: random numbers show whether its formula is ours.
     """
-    matrices = [original.get_parameter(name) for name in ("gate_up_proj", "down_proj")]
+    clamps, names = find_clamps(original), ("gate_up_proj", "down_proj")
+    matrices = [original.get_parameter(name) for name in names]
+    biases = [None if clamps is None else original.get_parameter(f"{name}_bias") for name in names]
     with stand_ins(keep=True):
-        if not computes_same(original, PlainExperts(*matrices), matrices[1]):
+        plain = [each if clamps is None else each.transpose(1, 2) for each in matrices]
+        if not computes_same(original, PlainExperts(plain, biases, clamps), plain[1]):
             return "its formula"
     few = sorted({0, ours.num_experts // 2, ours.num_experts - 1})
     sizes = ours.gate_up.out_features // ours.num_experts, ours.down.out_features // ours.num_experts
-    restored = (
+    restored = [
         torch.stack([restore(expert * size, size, ours.dtype) for expert in few])
         for restore, size in zip((gate_up, down), sizes, strict=True)
-    )
-    plain, numbers = PlainExperts(*restored), torch.tensor(few, device=ours.down.numbers.device)
+    ]
+    device = ours.down.numbers.device
+    of_few = [None if each is None else each.view(ours.num_experts, -1)[few] for each in ours.biases]
+    some = PlainExperts(restored, of_few, clamps)
+    numbers = torch.tensor(few, device=device)
     for tokens in ours.list_variants(_PER_TOKEN):
-        x = random(tokens, ours.gate_up.in_features, like=plain.down)
+        x = random(tokens, ours.gate_up.in_features, like=some.down)
         places = torch.arange(tokens * _PER_TOKEN, device=x.device).view(tokens, -1) % len(few)
         shares = random(tokens, _PER_TOKEN, like=x).abs()
-        if not same(plain(x, places, shares), ours(x, numbers[places], shares)):
+        if not same(some(x, places, shares), ours(x, numbers[places], shares)):
             return f"{tokens} tokens"
     return ""
 
 
 class PlainExperts:
-    """Experts with torch's products: gate_up (experts, 2 * inner, in), down (experts, in, inner)."""
+    """Experts with torch's products."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        self.gate_up, self.down = gate_up, down
+    def __init__(
+        self, matrices: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], clamps: Clamps | None
+    ) -> None:
+        """matrices: gate and up (experts, 2 * inner, in), and down (experts, in, inner)."""
+        self.gate_up, self.down = matrices
+        self._biases, self._activate = biases, _silu_mul if clamps is None else clamps
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """Return what `Experts.forward` returns."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in sorted({*chosen.flatten().tolist()}):
-            gate, up = functional.linear(x, self.gate_up[expert]).chunk(2, dim=-1)
+            first, second = (None if each is None else each[expert] for each in self._biases)
+            inner = self._activate(functional.linear(x, self.gate_up[expert], first))
             share = torch.where(chosen == expert, shares, 0).float().sum(dim=1, keepdim=True)
-            out += share * functional.linear(functional.silu(gate) * up, self.down[expert]).float()
+            out += share * functional.linear(inner, self.down[expert], second).float()
         return out.to(x.dtype)
+
+
+def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
-from conveyor_engine.execution.models.experts import is_gated
+from conveyor_engine.execution.models.experts import find_clamps, is_gated
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.packing import find_first_position
@@ -95,7 +95,7 @@ def load_model(
 
 def _is_packed(part: nn.Module) -> bool:
     """Return whether the weights of such modules are packed, one module after another."""
-    return type(part) in (nn.Linear, nn.Embedding) or is_gated(part)
+    return type(part) in (nn.Linear, nn.Embedding) or is_gated(part) or find_clamps(part) is not None
 
 
 def _check_text(model: PreTrainedModel) -> None:

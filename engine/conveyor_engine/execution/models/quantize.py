@@ -6,6 +6,7 @@ linear layers and experts that the compiled kernels compute are rounded: embeddi
 Embeddings that the checkpoint stores as whole numbers keep these.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -157,14 +158,24 @@ def check_quantization(
         )
 
 
-def count_bytes(model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS) -> int | None:
-    """Return the bytes of a model's weights if the layers that the kernels compute have so many bits.
+def _is_computed(part: nn.Module) -> bool:
+    """Return whether the kernels compute a module."""
+    return isinstance(part, nn.Linear) or is_gated(part)
+
+
+def count_bytes(
+    model: PreTrainedModel,
+    bits: int,
+    head_bits: int = _HEAD_BITS,
+    has_bits: Callable[[nn.Module], bool] = _is_computed,
+) -> int | None:
+    """Return the bytes of a model's weights if modules of this kind have so many bits.
 
     Returns None if most weights are in other layers, as `check_share` does. The model may be on `meta`.
     """
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
     head, sizes = model.get_output_embeddings(), dict[nn.Parameter, float]()
-    for weight, part in _find_matrices(model).items():
+    for weight, part in _find_matrices(model, has_bits).items():
         wanted = head_bits if part is head else bits
         group = find_group(weight.shape[-1], wanted) if wanted < _PLAIN_BITS else None
         sizes[weight] = wanted + _PLAIN_BITS / group if group else _PLAIN_BITS  # a scale in 16 bits
@@ -177,7 +188,7 @@ def count_bytes(model: PreTrainedModel, bits: int, head_bits: int = _HEAD_BITS) 
     return round(num_bits / 8)
 
 
-def _find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Return the weights of layers that the kernels compute, with their layers."""
-    parts = [part for part in model.modules() if isinstance(part, nn.Linear) or is_gated(part)]
-    return {each: part for part in parts for each in part.parameters() if each.dim() > 1}
+def _find_matrices(model: nn.Module, has_bits: Callable[[nn.Module], bool]) -> dict[nn.Parameter, nn.Module]:
+    """Return the weights of these modules, with their modules. Biases of experts have two dimensions."""
+    found = [(part, list(part.parameters())) for part in model.modules() if has_bits(part)]
+    return {each: part for part, own in found for each in own if each.dim() == max(other.dim() for other in own)}

@@ -18,9 +18,9 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels.cut import cut
 from conveyor_engine.execution.kernels.sample import sample
 from conveyor_engine.execution.kernels.uniform import uniform_numbers
-from conveyor_engine.execution.kernels.weights import Kind, Weights
+from conveyor_engine.execution.kernels.weights import Kind, Weights, is_half
 from conveyor_engine.execution.models.elementwise import choose_elementwise
-from conveyor_engine.execution.models.gpu_experts import GpuExperts
+from conveyor_engine.execution.models.gpu_experts import Clamps, GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
@@ -85,35 +85,49 @@ WITH_IMAGES = Step(((500, 900),), sees_ahead=True)  # only for layers that are n
 
 @dataclass(frozen=True)
 class Packed:
-    """A format of weights in few bits. group: 0 for one scale of a row."""
+    """A format of weights in few bits. group: 0 for one scale of a row. inputs_of_factor: 0 for one factor of a row."""
 
     kind: Kind
     group: int = 0
-    has_zeros: bool = False
+    scales: torch.dtype = torch.bfloat16
+    starts: torch.dtype | None = None
+    inputs_of_factor: int | None = None
     has_bias: bool = False
 
 
 PACKED = {
     "int4": Packed("int4", 32, has_bias=True),
-    "int4 with zeros": Packed("int4", 128, has_zeros=True),
+    "int4 with zeros": Packed("int4", 128, starts=torch.uint8),
     "int8": Packed("int8"),
     "fp8": Packed("fp8", 128),
+    "nvfp4": Packed("fp4", 16, torch.uint8, inputs_of_factor=0),
+    "mxfp4": Packed("fp4", 32, has_bias=True),
+    "q4_k": Packed("int4", 32, torch.int8, torch.int8, 256),
+    "q6_k": Packed("int8", 16, torch.int8, None, 256),
 }
 
 
 def make_packed(packed: Packed, columns: int, size: int, dtype: torch.dtype = torch.bfloat16) -> GpuLinear:
-    width, groups = columns // 2 if packed.kind == "int4" else columns, columns // (packed.group or columns)
-    stored = torch.int8 if packed.kind == "int8" else torch.uint8
-    numbers, scales = torch.empty((size, width), dtype=stored, device=CUDA), torch.empty((groups, size), device=CUDA)
-    zeros = torch.empty((groups, size), dtype=torch.uint8, device=CUDA) if packed.has_zeros else None
-    bias = torch.empty(size, dtype=dtype, device=CUDA) if packed.has_bias else None
-    return GpuLinear(Weights(packed.kind, numbers, scales.to(dtype), zeros), bias, dtype)
+    empty = partial(torch.empty, device=CUDA)
+    width, groups = columns // 2 if is_half(packed.kind) else columns, columns // (packed.group or columns)
+    numbers = empty((size, width), dtype=torch.int8 if packed.kind == "int8" else torch.uint8)
+    scales = empty((groups, size), dtype=packed.scales)
+    starts = None if packed.starts is None else empty((groups, size), dtype=packed.starts)
+    factors = None
+    if packed.inputs_of_factor is not None:
+        count = columns // packed.inputs_of_factor if packed.inputs_of_factor else 1
+        of_factors = torch.float16 if packed.inputs_of_factor else torch.float32
+        factors = empty((count, 1 if starts is None else 2, size), dtype=of_factors)
+    bias = empty(size, dtype=dtype) if packed.has_bias else None
+    return GpuLinear(Weights(packed.kind, numbers, scales, starts, factors), bias, dtype)
 
 
 def make_experts(packed: Packed, dtype: torch.dtype = torch.bfloat16) -> GpuExperts:
-    """Make the experts of a layer of Qwen3.6-35B-A3B."""
-    gate_up, down = (make_packed(packed, *shape, dtype).packed for shape in ((2048, 256 * 1024), (512, 256 * 2048)))
-    return GpuExperts(gate_up, down, 256, dtype)
+    """Make the experts of a layer of Qwen3.6-35B-A3B; with biases in FP4, the formula is that of gpt-oss."""
+    gate_up, down = (make_packed(packed, *shape, dtype) for shape in ((2048, 256 * 1024), (512, 256 * 2048)))
+    biases = [each.bias.data for each in (gate_up, down) if each.bias is not None]
+    clamps = Clamps(1.702, 7.0) if biases and packed.kind == "fp4" else None
+    return GpuExperts(gate_up.packed, down.packed, 256, dtype, biases or None, clamps)
 
 
 def prepare_experts(packed: Packed, tokens: int) -> Callable[[], object]:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[4]
 KERNELS = {
     *("_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_attend_latents", "_silu_mul"),
     *("_multiply_rows", "_multiply_packed_row", "_multiply_packed", "_join_parts", "_restore"),
-    *("_plan_tiles", "_multiply_experts"),
+    *("_plan_tiles", "_multiply_experts", "_clamped_glu"),
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
 }
 ATTENTION = {"_attend", "_attend_latents"}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, assert_close, random
-from tests.engine.execution.kernels.test_packed_product import CASES, COLUMNS, make
+from tests.engine.execution.kernels.test_packed_product import CASES, COLUMNS, Form, make
 
 from conveyor_engine.execution.kernels.packed_experts import MANY, multiply_experts, plan_tiles
 from conveyor_engine.execution.kernels.weights import Kind
@@ -23,9 +23,9 @@ def choose(tokens: int, per_token: int, num_experts: int = EXPERTS) -> torch.Ten
 @CASES
 @pytest.mark.parametrize("tokens", [1, 7, MANY_TOKENS])
 def test_each_token_is_multiplied_with_its_experts(
-    dtype: torch.dtype, kind: Kind, group: int, has_zeros: bool, tokens: int
+    dtype: torch.dtype, kind: Kind, group: int, form: Form, tokens: int
 ) -> None:
-    packed, weight = make(kind, group, has_zeros, EXPERTS * SIZE)
+    packed, weight = make(kind, group, form, EXPERTS * SIZE)
     x, chosen = random(tokens, COLUMNS, dtype=dtype), choose(tokens, 2)
     plan = plan_tiles(chosen, EXPERTS)
     assert plan.has_many == (tokens == MANY_TOKENS)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.engine import gguf_files
 from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
 from tests.engine.execution.models.test_expert_grids import keep, to_awq, to_gptq, to_int4
 from tests.engine.execution.models.test_experts import experts_in
@@ -18,10 +19,14 @@ from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.kernels import packed_experts
 from conveyor_engine.execution.kernels.packed_product import restore
 from conveyor_engine.execution.models import gpu_packing, gpu_trial
+from conveyor_engine.execution.models.experts import find_clamps
 from conveyor_engine.execution.models.gpu_experts import GpuExperts
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.quantized.numbers import look_up_fp4
 from conveyor_engine.gguf.unpack import unpack
+from conveyor_engine.preview.gguf_size import count_gguf_bytes
 
 # From the sigmoid of a large negative number, which is correctly 0.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
@@ -51,7 +56,20 @@ def to_fp8_rows(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"{layer}.weight": (weight / scales).to(torch.float8_e4m3fn), f"{layer}.weight_scale": scales}
 
 
+def to_nvfp4(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Store a weight as ModelOpt does."""
+    groups = weight.unflatten(-1, (-1, 16))
+    largest = groups.abs().amax(dim=-1) / 6
+    whole = largest.max() / 448
+    scales = (largest / whole).to(torch.float8_e4m3fn)
+    values = groups / (scales.float() * whole)[..., None]
+    numbers = (values[..., None] - look_up_fp4(torch.arange(16))).abs().argmin(dim=-1).flatten(-2)
+    packed = (numbers[..., ::2] | numbers[..., 1::2] << 4).to(torch.uint8)
+    return {f"{layer}.weight": packed, f"{layer}.weight_scale": scales, f"{layer}.weight_scale_2": whole}
+
+
 FORMATS = {
+    "NVFP4": (to_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "FP8 blocks": (to_fp8_blocks, FP8),
     "FP8 rows": (to_fp8_rows, {"quant_method": "compressed-tensors", **ROWS}),
     "INT8": (to_int8, {"quant_method": "compressed-tensors"}),
@@ -77,11 +95,14 @@ def assert_same(packed: Any, plain: Any, lines: list[str]) -> None:
     assert found, lines
     for path, ours in found.items():
         original = plain.get_submodule(path)
-        for kept, weight in ((ours.gate_up, original.gate_up_proj), (ours.down, original.down_proj)):
+        matrices = [original.gate_up_proj, original.down_proj]
+        if find_clamps(original):
+            matrices = [each.transpose(1, 2) for each in matrices]
+        for kept, weight in zip((ours.gate_up, ours.down), matrices, strict=True):
             torch.testing.assert_close(restore(kept, torch.float32).view_as(weight), weight, rtol=1e-6, atol=0)
         x, shares = torch.randn(9, weight.shape[1], device=DEVICE), torch.rand(9, 2, device=DEVICE)
         chosen = torch.rand(9, 4, device=DEVICE).argsort(dim=1)[:, :2]
-        torch.testing.assert_close(ours(x, chosen, shares), original(x, chosen, shares), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours(x, chosen, shares), original(x, chosen, shares), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
@@ -114,9 +135,92 @@ def test_experts_of_fp8_may_be_in_one_tensor(tmp_path: Path, name: str) -> None:
     assert_same(*load_both(tmp_path))
 
 
-def test_experts_of_a_gguf_file_keep_their_numbers(tmp_path: Path) -> None:
-    path, _ = save("qwen3_moe", tmp_path, "Q8_0")
-    assert_same(*load_both(unpack(path)))
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_experts_of_a_gguf_file_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Files may have other types for gate and for up."""
+    write = gguf_files.write_tensor
+
+    def write_gates(writer: Any, name: str, values: gguf_files.Array, each: str) -> gguf_files.Array:
+        return write(writer, name, values, "Q6_K" if each == "Q4_K" and "ffn_gate_exps" in name else each)
+
+    monkeypatch.setattr(gguf_files, "write_tensor", write_gates)
+    path, _ = save("qwen3_moe", tmp_path, kind, moe_intermediate_size=256, num_hidden_layers=1)
+    packed, plain, lines = load_both(unpack(path))
+    assert_same(packed, plain, lines)
+    kept = [part.packed for part in packed.modules() if isinstance(part, GpuLinear)]
+    kept += [each for part in packed.modules() if isinstance(part, GpuExperts) for each in (part.gate_up, part.down)]
+    num_bytes = sum(each.num_bytes for each in kept) + sum(2 * each.numel() for each in packed.parameters())
+    assert count_gguf_bytes(unpack(path), keeps_experts=True, on_gpu=True) == num_bytes
+
+
+def test_a_checkpoint_may_have_fp8_beside_nvfp4_and_no_scales_of_activations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As published for Qwen3.8: attention in FP8, MLPs in NVFP4. (vLLM 54189: experts of such weights were 0.)"""
+    monkeypatch.setattr(gpu_trial, "same", lambda *_: True)
+    monkeypatch.setattr(gpu_trial, "compare_experts", lambda *_: "")
+    monkeypatch.setattr(gpu_packing, "compare_experts", lambda *_: "")
+    save_tiny_model("qwen3_moe", tmp_path, hidden_size=64, moe_intermediate_size=64)
+    quantize(tmp_path, lambda layer, weight: _to_fp8_and_nvfp4(layer, weight))
+    groups = {
+        "group_0": {"weights": {"num_bits": 8, "type": "float"}, "format": "float-quantized"},
+        "group_1": {"weights": {"num_bits": 4, "type": "float"}, "format": "nvfp4-pack-quantized"},
+    }
+    declare(tmp_path, {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups})
+    packed, plain, _ = load_both(tmp_path)
+    kinds = set[str]()
+    for path, part in packed.named_modules():
+        if isinstance(part, GpuLinear):
+            kinds.add(f"linear {part.packed.kind}")
+            weight = plain.get_submodule(path).weight
+            torch.testing.assert_close(restore(part.packed, torch.float32), weight, rtol=1e-6, atol=0)
+        if isinstance(part, GpuExperts):
+            kinds.add(f"experts {part.down.kind}")
+            weight = plain.get_submodule(path).down_proj
+            torch.testing.assert_close(restore(part.down, torch.float32).view_as(weight), weight, rtol=1e-6, atol=0)
+    assert kinds == {"linear fp8", "experts fp4"}
+
+
+def _to_fp8_and_nvfp4(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    if "experts" in layer:
+        stored = to_nvfp4(layer, weight)
+        whole = 1 / stored.pop(f"{layer}.weight_scale_2").view(1)  # compressed-tensors stores divisors
+        return {f"{layer}.weight_packed": stored.pop(f"{layer}.weight"), f"{layer}.weight_global_scale": whole} | stored
+    return (to_fp8_rows if "self_attn" in layer else keep)(layer, weight)
+
+
+@pytest.mark.parametrize("is_gguf", [False, True], ids=["safetensors", "GGUF"])
+def test_experts_of_gpt_oss_keep_their_numbers_and_have_biases_and_clamps(tmp_path: Path, is_gguf: bool) -> None:
+    if is_gguf:
+        path, _ = save("gpt_oss", tmp_path, "MXFP4", num_hidden_layers=1)
+        folder = unpack(path)
+    else:
+        folder = tmp_path
+        save_tiny_model("gpt_oss", folder, hidden_size=64, intermediate_size=64)
+        to_mxfp4_experts(folder)
+    packed, plain, lines = load_both(folder)
+    for part in plain.modules():
+        if find_clamps(part):
+            part.limit = 0.05  # so that it matters
+    for part in packed.modules():
+        if isinstance(part, GpuExperts):
+            part._activate.keywords["limit"] = 0.05  # type: ignore[attr-defined]
+            assert all(each is not None and bool(each.any()) != is_gguf for each in part.biases)
+            assert 8 * part.down.num_bytes / part.down.numbers.numel() / 2 == 4.5
+    assert_same(packed, plain, lines)
+    assert any("experts" not in path for path, part in packed.named_modules() if isinstance(part, nn.Linear)) != is_gguf
+
+
+def to_mxfp4_experts(folder: Path) -> None:
+    """Store the experts of gpt-oss as they are published, and let their biases not be 0."""
+    stored = load_file(folder / WEIGHTS)
+    for name in [name for name in stored if name.endswith("_proj") and ".experts." in name]:
+        experts, columns, rows = stored.pop(name).shape
+        stored[f"{name}_blocks"] = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        stored[f"{name}_scales"] = torch.randint(120, 124, (experts, rows, columns // 32), dtype=torch.uint8)
+        stored[f"{name}_bias"] = torch.randn(experts, rows) / 8
+    save_file(stored, folder / WEIGHTS, {"format": "pt"})
+    declare(folder, {"quant_method": "mxfp4"})
 
 
 def test_experts_are_rounded_as_on_a_cpu(tmp_path: Path) -> None:

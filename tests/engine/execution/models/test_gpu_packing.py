@@ -5,14 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.execution.models.test_expert_grids import keep, to_awq
 from tests.engine.execution.models.test_formats import prepare, restore
 from tests.engine.execution.models.test_gguf import save
 from tests.engine.execution.models.test_quantized import DECLARED, declare, quantize
+from tests.engine.gguf_files import BLOCK, random_blocks
 from tests.engine.references import Reference, add, run, tokens_of
 from tests.engine.seeing_models import FAMILIES, save_seeing_model
 from torch import nn
@@ -35,10 +38,12 @@ from conveyor_engine.execution.models.last_layer import lay_in_block
 from conveyor_engine.execution.models.linear import build_linear, stackable
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantized.deferred import Deferred, loading
+from conveyor_engine.execution.models.quantized.gguf_blocks import read_blocks
 from conveyor_engine.execution.models.quantized.rounding import Grid, choose_grid
 from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.start import RunnerStart
+from conveyor_engine.gguf.header import KINDS, TensorPlace
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.tasks.generate.execution import runner
 
@@ -98,7 +103,10 @@ def load_weight(folder: Path, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
     return weight, model
 
 
-KEPT = ["ct_int8_channel", "ct_int4_group", "ct_int4_group_zeros", "awq", "gptq_4", "ct_fp8_channel"]
+KEPT = [
+    *("ct_int8_channel", "ct_int4_group", "ct_int4_group_zeros", "awq", "gptq_4", "ct_fp8_channel"),
+    *("ct_nvfp4", "ct_mxfp4", "gptq_4_act_order"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -115,6 +123,8 @@ def test_stored_numbers_are_kept_as_they_are(
     assert isinstance(ours, GpuLinear), lines
     bits = 8.0 * ours.packed.numbers.nbytes / weight.numel()
     assert bits == (4 if "4" in name or name == "awq" else 8)
+    if name == "ct_nvfp4":
+        assert 8.0 * ours.packed.num_bytes / weight.numel() == 4.5 + 32 / weight.shape[1], "one more scale for a row"
     assert lines == [f"event=weights_rounded linears=1 kept=0 mib={ours.packed.num_bytes / 2**20:.0f} share=1.00"]
     ours.dtype = torch.float32
     torch.testing.assert_close(ours.weight.cpu(), weight, rtol=1e-6, atol=0)
@@ -129,7 +139,59 @@ def test_numbers_of_a_gguf_file_are_kept_in_the_order_of_transformers(tmp_path: 
     assert pack(model)[-1].startswith(f"event=weights_rounded linears={num_linears} kept=0 ")
 
 
-@pytest.mark.parametrize("name", ["gptq_4_act_order", "ct_int3_channel", "bnb_int8"])
+BITS_OF_BLOCKS = {"Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625, "Q5_0": 8.5, "Q4_0": 4.5, "Q8_0": 8.5}
+
+
+def write_blocks(folder: Path, kind: str, rows: int) -> tuple[torch.Tensor, Grid]:
+    """Write random blocks for a weight of 512 inputs. Return what gguf's package restores, and the grid of the file."""
+    number_type = next(each for each in KINDS.values() if each.name == kind)
+    if kind in BLOCK:
+        stored = random_blocks(np.zeros((rows, 512), dtype=np.float32), kind)
+    else:
+        values = np.random.default_rng(0).standard_normal((rows, 512), dtype=np.float32)
+        stored = quants.quantize(values, GGMLQuantizationType[kind])
+    (folder / kind).write_bytes(stored.tobytes())
+    grid = read_blocks(TensorPlace(folder / kind, number_type, (rows, 512), 0, stored.size))
+    assert grid is not None
+    return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind]).copy()), grid
+
+
+@pytest.mark.parametrize("kind", BITS_OF_BLOCKS)
+def test_blocks_of_gguf_files_are_kept_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The trial compares products with those of the restored weights."""
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2))
+    weight, grid = write_blocks(tmp_path, kind, 24)
+    model: Any = nn.Module()
+    model.proj = nn.Linear(512, 24, bias=False)
+    assert grid.numbers is not None
+    defer(model.proj, grid, grid.read_all())
+    lines = pack(model)
+    assert isinstance(model.proj, GpuLinear), lines
+    assert 8.0 * model.proj.packed.num_bytes / weight.numel() == BITS_OF_BLOCKS[kind]
+    torch.testing.assert_close(model.proj.weight.cpu(), weight, rtol=2e-6, atol=1e-7)
+
+
+def test_layers_with_blocks_are_joined_though_their_types_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As queries and values of Q4_K_M are."""
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", ())
+    model: Any = nn.Module()
+    for kind in ("Q4_K", "Q6_K", "Q5_0"):
+        _, grid = write_blocks(tmp_path, kind, 16)
+        linear = nn.Linear(512, 16, bias=False)
+        defer(linear, grid, grid.read_all())
+        model.add_module(kind, linear)
+    pack(model)
+    assert not stackable([model.Q4_K, model.Q5_0])
+    joined = build_linear([model.Q4_K, model.Q6_K])
+    expected = torch.cat([model.Q4_K.weight, model.Q6_K.weight])
+    torch.testing.assert_close(joined.weight, expected, rtol=1e-5, atol=1e-6)
+    x = torch.randn(2, 512, device=DEVICE)
+    torch.testing.assert_close(joined(x), x @ expected.t(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ct_int3_channel", "bnb_int8"])
 def test_other_numbers_keep_16_bits(tmp_path: Path, name: str) -> None:
     prepare(tmp_path, name)
     weight, model = load_weight(tmp_path, torch.float32)
@@ -350,6 +412,46 @@ def test_shares_without_whole_groups_keep_16_bits() -> None:
     divide._keep_share(model.proj, 1, 0, 2)
     pack(model)
     assert torch.equal(model.proj.weight.cpu(), weight[:, :48])
+
+
+def make_ordered(seed: int) -> tuple[nn.Linear, torch.Tensor]:
+    """Return a layer of 64 inputs whose groups have columns from everywhere, and its weight."""
+    linear = nn.Linear(64, 16, bias=False)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+    grid = replace(choose_grid(linear.weight.data, 4, 32), order=order)
+    sorted_weight = defer(linear, grid, torch.randint(0, 16, (16, 64), dtype=torch.uint8))
+    return linear, sorted_weight[:, order.argsort()]
+
+
+def test_layers_with_sorted_columns_are_joined_if_they_have_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As queries, keys and values of GPTQ have with `desc_act`."""
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2))
+    model, weights = nn.Module(), list[torch.Tensor]()
+    for name, seed in (("queries", 0), ("keys", 0), ("others", 1)):
+        linear, weight = make_ordered(seed)
+        model.add_module(name, linear)
+        weights.append(weight)
+    pack(model)
+    queries, keys, others = (getattr(model, name) for name in ("queries", "keys", "others"))
+    assert not stackable([queries, others])
+    joined = build_linear([queries, keys])
+    torch.testing.assert_close(joined.weight.cpu(), torch.cat(weights[:2]), rtol=1e-6, atol=0)
+    for rows in (1, 3):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(joined(x.to(DEVICE)).cpu(), x @ torch.cat(weights[:2]).t(), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shares_of_the_inputs_of_sorted_columns_keep_16_bits(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1,))
+    model: Any = nn.Module()
+    model.proj, weight = make_ordered(0)
+    divide._keep_share(model.proj, dim, 1, 2)
+    pack(model)
+    assert isinstance(model.proj, GpuLinear) == (dim == 0)
+    if dim == 0:
+        torch.testing.assert_close(model.proj.weight.cpu(), weight[8:], rtol=1e-6, atol=0)
 
 
 def test_each_variant_of_the_kernels_is_warmed_up() -> None:

@@ -102,6 +102,26 @@ def test_quantized_weights_that_nothing_declares_are_refused(tmp_path: Path, nam
     assert "`runtime: VLLM`" in error
 
 
+def test_nvfp4_with_an_order_of_columns_is_refused(tmp_path: Path) -> None:
+    """compressed-tensors writes it with `actorder: group` (pull requests 555 and 556)."""
+    save_tiny_model("qwen3", tmp_path, hidden_size=64)
+
+    def change(layer: str, weight: torch.Tensor) -> Tensors:
+        if "self_attn" not in layer:
+            return {f"{layer}.weight": weight}
+        rows, columns = weight.shape
+        return {
+            f"{layer}.weight_packed": torch.zeros(rows, columns // 2, dtype=torch.uint8),
+            f"{layer}.weight_scale": torch.ones(rows, columns // 16).to(torch.float8_e4m3fn),
+            f"{layer}.weight_global_scale": torch.ones(1),
+            f"{layer}.weight_g_idx": torch.arange(columns, dtype=torch.int32) % (columns // 16),
+        }
+
+    quantize(tmp_path, change)
+    declare(tmp_path, {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"})
+    assert "weight_g_idx" in refusal(tmp_path)
+
+
 TASKS: dict[str, tuple[Callable[[Path], object], ModelKind]] = {
     "generate": (lambda folder: save_tiny_model("llama", folder), CAUSAL_LM),
     "embed": (lambda folder: save_encoder("bert", folder), kinds.TEXT_ENCODER),

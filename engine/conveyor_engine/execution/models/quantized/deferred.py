@@ -112,9 +112,11 @@ class Deferred(Tensor):
         if len(found) < len(grids) or not all(grid.is_finite for grid in found):
             return None
         if len({grid.kind for grid in found}) > 1:
-            if any(grid.factors is None for grid in found):
+            if any(grid.factors is None or grid.is_float for grid in found):
                 return None
             found = [spread_blocks(grid) for grid in found]
+        if any(grid.order is not None for grid in found) and any(each.shape[-1] != self.shape[-1] for each in grids):
+            return None  # a share of the columns has columns of all groups
         of_stored, parts = dict(zip(grids, found, strict=True)), list[Tensor | None]()
         rows, columns, stored_columns = math.prod(self.shape[:-1]), self.shape[-1], next(iter(grids)).shape[-1]
         for number, part in enumerate(found[0].parts):
@@ -128,7 +130,7 @@ class Deferred(Tensor):
             if (len(arranged), arranged.shape[1] * stored_columns) != (rows, part.shape[1] * columns):
                 return None  # the columns are in another order, or divided within a group
             parts.append(arranged)
-        return Grid.of(found[0].bits, parts, self._find_rows(of_stored), is_float=found[0].is_float)
+        return found[0].with_parts(parts, self._find_rows(of_stored))
 
     def _find_rows(self, grids: Mapping[Stored, Grid]) -> Rows:
         origin: Deferred | Stored = self
@@ -160,12 +162,27 @@ class Deferred(Tensor):
         if isinstance(origin, _Operation):
             if origin.packet in _CASTS:
                 return origin.parts[0]._arrange(grids, part)
+            if origin.packet is _ops.transpose and (plain := origin.parts[0]._find_turned(origin)) is not None:
+                return plain._arrange(grids, part)
             if origin.packet not in _ARRANGING:
                 raise _NotArrangedError
             return origin.run(lambda each: each._arrange(grids, part))
         found = grids[origin].read_all() if part is None else grids[origin].parts[part]
         assert found is not None
         return found.view(*origin.shape[:-1], *found.shape[1:])
+
+    def _find_turned(self, last: "_Operation") -> "Deferred | None":
+        """Return the weight of which this is the transposed one, and `last` transposes it back; None if it is none."""
+        origin: Deferred | Stored = self
+        while isinstance(origin, Deferred) and isinstance(origin._origin, _Operation):
+            made = origin._origin
+            if made.packet is _ops.transpose:
+                turns = ({dim % self.dim() for dim in each.arguments[1:]} for each in (made, last))
+                return made.parts[0] if len({frozenset(dims) for dims in turns}) == 1 else None
+            if made.packet not in _ALIASES | {_ops.clone}:
+                return None
+            origin = made.parts[0]
+        return None
 
     def data_ptr(self) -> int:
         """Return where the numbers are. Tensors without storage would return 0."""

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from conveyor_engine.execution.models.quantized.numbers import read_exponents
 from conveyor_engine.execution.models.quantized.rounding import Grid
 from conveyor_engine.gguf.header import TensorPlace
 
@@ -53,7 +54,8 @@ def read_blocks(place: TensorPlace) -> Grid | None:
     columns = (
         [part for part in column if part is not None] for column in zip(*(grid.parts for grid in grids), strict=True)
     )
-    return Grid.of(grids[0].bits, (torch.cat(column) if column else None for column in columns), read_numbers)
+    parts = (torch.cat(column) if column else None for column in columns)
+    return grids[0].with_parts(parts, read_numbers)
 
 
 class _Blocks(NamedTuple):
@@ -73,6 +75,10 @@ def _read_with_minima(bits: int, blocks: Tensor) -> Grid:
     scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), dim=2)
     minima = torch.cat((second & 63, (third >> 4) | (second >> 6 << 4)), dim=2)
     return Grid(bits, _as_int8(scales), None, _as_int8(minima), _as_float16(blocks[..., :4]))
+
+
+def _read_mxfp4(blocks: Tensor) -> Grid:
+    return Grid(4, read_exponents(blocks[..., 0].contiguous()).to(torch.bfloat16), is_float=True)
 
 
 def _read_q6_k(blocks: Tensor) -> Grid:
@@ -120,8 +126,14 @@ _BLOCKS: Final[Mapping[str, _Blocks]] = {
     "Q4_K": _Blocks(partial(_read_with_minima, 4), lambda blocks: _halves(blocks[..., 16:], 32)),
     "Q5_K": _Blocks(partial(_read_with_minima, 5), _number_q5_k),
     "Q6_K": _Blocks(_read_q6_k, _number_q6_k),
+    "MXFP4": _Blocks(_read_mxfp4, lambda blocks: _halves(blocks[..., 1:], 16)),
 }
 
-# Bits of a number with its scales, in the kernels' layout; and where our layers join types.
+# Types whose scales have two levels, so that layers of different types can be joined.
+K_TYPES: Final = frozenset({"Q4_K", "Q5_K", "Q6_K"})
+# Bits of a number with its scales, in the layout of the kernels for CPUs, and of those for GPUs; and where our layers
+# join types.
 KEPT_BITS: Final = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 5.5, "Q5_K": 5.625, "Q6_K": 6.5625, "Q8_0": 8.5}
 JOINED_BITS: Final = 7.125
+GPU_BITS: Final = {"Q4_0": 4.5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_K": 8.625, "Q6_K": 8.5625, "Q8_0": 8.5, "MXFP4": 4.5}
+JOINED_GPU_BITS: Final = 9.125

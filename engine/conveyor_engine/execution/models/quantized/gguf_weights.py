@@ -204,8 +204,9 @@ class _Interleave:
     def convert(
         self, values: dict[str, Tensor], source_patterns: list[str], target_patterns: list[str]
     ) -> dict[str, Tensor]:
-        joined = torch.stack([values[pattern] for pattern in source_patterns], dim=2)
-        return {target_patterns[0]: joined.flatten(1, 2)}
+        joined = torch.cat([values[pattern] for pattern in source_patterns], dim=1)
+        order = torch.arange(joined.shape[1]).view(len(source_patterns), -1).t().flatten()
+        return {target_patterns[0]: joined[:, order]}
 
 
 def _gpt_oss(config: Any) -> Mapped:

@@ -6,6 +6,7 @@ Called by `reading` when a weight is packed. `gguf_blocks` does this for GGUF fi
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from conveyor_engine.execution.models.quantized.layouts import (
     find_bits,
     find_table_shape,
     read_scales,
+    read_whole_scale,
     restore_awq,
     restore_gptq,
     restore_int8_rows,
@@ -27,14 +29,15 @@ from conveyor_engine.execution.models.quantized.layouts import (
     restore_table,
     unpack_awq,
 )
-from conveyor_engine.execution.models.quantized.numbers import spread, unpack_words
-from conveyor_engine.execution.models.quantized.rounding import GROUPS, Grid, Rows
+from conveyor_engine.execution.models.quantized.numbers import read_exponents, spread, unpack_nibbles, unpack_words
+from conveyor_engine.execution.models.quantized.rounding import GROUPS, SMALLEST_GROUP, Grid, Rows
 from conveyor_engine.execution.models.quantized.stored import StoredTensor
 from conveyor_engine.quantization import Declared
 
 _Parts = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]
 _FP8_NAN: Final = 0x7F  # without its sign
+_WHOLE: Final = ("_scale_2", "_global_scale")
 
 
 def find_shape(parts: _Parts, declared: Declared, restore: Callable[..., Tensor]) -> Shape:
@@ -95,12 +98,9 @@ def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     scales = spread(scales, (*rows, groups), (declared.blocks[0], None)).expand(*rows, groups).flatten(0, -2)
     if groups > 1 and declared.blocks[1] not in (None, columns // groups):
         return None
-    each = 1 if len(rows) == 1 else rows[1]
 
     def read(first: int, count: int) -> Tensor:
-        begin = first // each
-        stored = parts[""][begin : -(-(first + count) // each)].view(torch.uint8).view(-1, columns)
-        numbers = stored[first - begin * each :][:count]
+        numbers = _read_rows(parts[""], first, count)
         if bool(((numbers & _FP8_NAN) == _FP8_NAN).any()):
             raise ValueError("a number or a scale is infinite or NaN")
         return numbers
@@ -109,18 +109,51 @@ def _read_fp8(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     return grid and replace(grid, is_float=True)
 
 
+def _read_rows(part: StoredTensor, first: int, count: int) -> Tensor:
+    """Return some rows of a layer's tensor, or of several experts' one, (count, bytes)."""
+    each = part.shape[1] if len(part.shape) > 2 else 1
+    begin = first // each
+    stored = part[begin : -(-(first + count) // each)].view(torch.uint8)
+    return stored.view(len(stored) * each, -1)[first - begin * each :][:count]
+
+
+def _read_nvfp4(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    scales = parts["_scale"][...]
+    if scales.dtype != torch.float8_e4m3fn or scales.shape[-1] * SMALLEST_GROUP != columns:
+        return None
+    whole = read_whole_scale({end: part[...] for end, part in parts.items() if end in _WHOLE})
+    factors = spread(whole, scales.shape).expand(scales.shape).flatten(0, -2)
+    numbers = partial(_read_fp4, parts["_packed" if "_packed" in parts else ""])
+    return Grid(4, scales.flatten(0, -2), factors=factors[..., None].contiguous(), is_float=True, numbers=numbers)
+
+
+def _read_mxfp4(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
+    """Powers of two are exact in bfloat16."""
+    end = "_packed" if "_packed" in parts else "_blocks"
+    scales = read_exponents(parts["_scale" if end == "_packed" else "_scales"][...]).flatten(0, -2)
+    grid = _make_grid(4, scales.to(torch.bfloat16), None, columns, partial(_read_fp4, parts[end]))
+    return grid and replace(grid, is_float=True)
+
+
+def _read_fp4(part: StoredTensor, first: int, count: int) -> Tensor:
+    return unpack_nibbles(_read_rows(part, first, count)).to(torch.uint8)
+
+
 def _read_packed(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     rows, scales = parts["_packed"].shape[0], parts["_scale"][...]
-    if "_g_idx" in parts or len(parts["_packed"].shape) != 2 or scales.dim() != 2 or len(scales) != rows:
+    if len(parts["_packed"].shape) != 2 or scales.dim() != 2 or len(scales) != rows:
         return None
+    groups = parts["_g_idx"][...] if "_g_idx" in parts else None
+    order = None if groups is None or bool((groups == -1).all()) else _find_order(groups, columns, scales.shape[1])
     bits, zeros = find_bits(parts["_packed"].shape[-1], columns), None
     if "_zero_point" in parts:
         zeros = unpack_words(parts["_zero_point"][...].t(), bits, rows).t()
 
     def read(first: int, count: int) -> Tensor:
-        return unpack_words(parts["_packed"][first : first + count], bits, columns).to(torch.uint8)
+        return _sort(unpack_words(parts["_packed"][first : first + count], bits, columns), order)
 
-    return _make_grid(bits, scales, zeros, columns, read)
+    grid = _make_grid(bits, scales, zeros, columns, read)
+    return grid and replace(grid, order=order)
 
 
 def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
@@ -137,17 +170,28 @@ def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
 def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     scales, bits = parts["scales"][...], declared.bits
-    if "g_idx" in parts:
-        groups = torch.arange(columns) // (columns // len(scales))
-        if not torch.equal(parts["g_idx"][...].long(), groups):
-            return None
+    order = _find_order(parts["g_idx"][...], columns, len(scales)) if "g_idx" in parts else None
     zeros = unpack_words(parts["qzeros"][...], bits, scales.shape[-1]) + declared.zero_offset
     is_symmetric = bool((zeros == 1 << bits - 1).all())
 
     def read(first: int, count: int) -> Tensor:
-        return unpack_words(parts["qweight"][:, first : first + count].t(), bits, columns).to(torch.uint8)
+        return _sort(unpack_words(parts["qweight"][:, first : first + count].t(), bits, columns), order)
 
-    return _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns, read)
+    grid = _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns, read)
+    return grid and replace(grid, order=order)
+
+
+def _find_order(groups: Tensor, columns: int, count: int) -> Tensor | None:
+    """Return the columns sorted by their groups; None if they are. Raises ValueError if not all groups are alike."""
+    in_order = torch.arange(columns) // (columns // max(1, count))
+    sorted_groups, order = groups.long().sort(stable=True)
+    if not torch.equal(sorted_groups, in_order):
+        raise ValueError("groups have different numbers of columns")
+    return None if torch.equal(groups.long(), in_order) else order.to(torch.int32)
+
+
+def _sort(numbers: Tensor, order: Tensor | None) -> Tensor:
+    return (numbers if order is None else numbers[:, order]).to(torch.uint8)
 
 
 class _Reader(NamedTuple):
@@ -165,8 +209,8 @@ def _find_fp4_shape(parts: _Parts, declared: Declared) -> Shape:
 
 
 def _find_blocks_shape(parts: _Parts, declared: Declared) -> Shape:
-    experts, outputs, blocks, in_pairs = parts["_blocks"].shape
-    return experts, blocks * 2 * in_pairs, outputs
+    *rows, blocks, in_pairs = parts["_blocks"].shape
+    return *rows, blocks * 2 * in_pairs
 
 
 # 32: bits of a word.
@@ -178,9 +222,9 @@ _READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
         _read_gptq,
         lambda parts, declared: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // declared.bits),
     ),
-    restore_nvfp4: _Reader(_read_none, _find_fp4_shape),
-    restore_mxfp4: _Reader(_read_none, _find_fp4_shape),
-    restore_mxfp4_experts: _Reader(_read_none, _find_blocks_shape),
+    restore_nvfp4: _Reader(_read_nvfp4, _find_fp4_shape),
+    restore_mxfp4: _Reader(_read_mxfp4, _find_fp4_shape),
+    restore_mxfp4_experts: _Reader(_read_mxfp4, _find_blocks_shape),
     restore_table: _Reader(_read_none, lambda parts, _: find_table_shape(parts)),
     restore_int8_rows: _Reader(_read_none, lambda parts, _: tuple(parts["weight"].shape)),
 }

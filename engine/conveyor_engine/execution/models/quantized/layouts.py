@@ -37,6 +37,7 @@ class Layout:
 
     numbers: the end of the name of the tensor with the numbers, which is replaced by `plain` in the weight's own name.
     kinds: the number types of that tensor in safetensors. needed, optional: the ends of the names of the other tensors.
+    is_turned: whether transformers' class has rows and columns the other way round.
     """
 
     restore: Callable[[Parts, Declared], Tensor]
@@ -45,6 +46,7 @@ class Layout:
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
     plain: str = ""
+    is_turned: bool = False
 
 
 def restore_scaled(parts: Parts, declared: Declared) -> Tensor:
@@ -128,9 +130,15 @@ def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
 def restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
     """NVFP4: a scale in FP8 for 16 columns, and one for the tensor, which compressed-tensors stores inverted."""
     numbers = read_fp4(parts["_packed"] if "_packed" in parts else parts[""])
-    whole = parts["_scale_2"] if "_scale_2" in parts else 1 / parts["_global_scale"].to(torch.float32)
-    scales = parts["_scale"].to(torch.float32) * spread(whole.to(torch.float32), parts["_scale"].shape)
+    scales = parts["_scale"].to(torch.float32) * spread(read_whole_scale(parts), parts["_scale"].shape)
     return numbers.mul_(spread(scales, numbers.shape))
+
+
+def read_whole_scale(parts: Parts) -> Tensor:
+    """Return the scale that `restore_nvfp4` has for a tensor, float32."""
+    if "_scale_2" in parts:
+        return parts["_scale_2"].to(torch.float32)
+    return 1 / parts["_global_scale"].to(torch.float32)
 
 
 def restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
@@ -140,9 +148,9 @@ def restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
 
 
 def restore_mxfp4_experts(parts: Parts, declared: Declared) -> Tensor:
-    """gpt-oss: blocks (experts, outputs, groups, 16) of a weight that its class keeps as (experts, inputs, outputs)."""
+    """gpt-oss: blocks (experts, outputs, groups, 16)."""
     numbers = read_fp4(parts["_blocks"])
-    return numbers.mul_(read_exponents(parts["_scales"])[..., None]).flatten(-2).transpose(-2, -1)
+    return numbers.mul_(read_exponents(parts["_scales"])[..., None]).flatten(-2)
 
 
 def restore_table(parts: Parts, declared: Declared) -> Tensor:
@@ -199,7 +207,7 @@ _PACKED: Final = Layout(restore_packed, "_packed", _WORDS, ("_scale", "_shape"),
 _NVFP4: Final = Layout(restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
 _NVFP4_PACKED: Final = Layout(restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
 _MXFP4_PACKED: Final = Layout(restore_mxfp4, "_packed", _BYTES, ("_scale",))
-_MXFP4_EXPERTS: Final = Layout(restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",))
+_MXFP4_EXPERTS: Final = Layout(restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",), is_turned=True)
 _AWQ: Final = Layout(restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
 _GPTQ: Final = Layout(restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
 _INT8_ROWS: Final = Layout(restore_int8_rows, "weight", frozenset({"I8"}), ("SCB",), ("weight_format",), "weight")

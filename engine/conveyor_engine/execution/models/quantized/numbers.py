@@ -37,7 +37,12 @@ def unpack_nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
 
 def read_fp4(packed: Tensor) -> Tensor:
     """Return the FP4 numbers in uint8 `packed` (..., n), low half first, as float32 (..., 2 n)."""
-    return _FP4[unpack_nibbles(packed)]
+    return look_up_fp4(unpack_nibbles(packed))
+
+
+def look_up_fp4(numbers: Tensor) -> Tensor:
+    """Return FP4 numbers in float32. numbers: one for each element, from 0 to 15."""
+    return _FP4.to(numbers.device)[numbers.to(torch.int32)]
 
 
 def read_exponents(stored: Tensor) -> Tensor:

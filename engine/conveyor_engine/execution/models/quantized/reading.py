@@ -75,11 +75,19 @@ class Leaf(NamedTuple):
     read_grid: Callable[[Shape], Grid | None]
 
 
+def _take_first(values: Mapping[str, Tensor]) -> Tensor:
+    return next(iter(values.values()))
+
+
+def _turn(values: Mapping[str, Tensor]) -> Tensor:
+    return _take_first(values).transpose(-2, -1)
+
+
 class Weight(NamedTuple):
     """Stored weights, and what makes one weight of transformers' class of them."""
 
     leaves: Mapping[str, Leaf]
-    convert: Callable[[Mapping[str, Tensor]], Tensor] = lambda values: next(iter(values.values()))
+    convert: Callable[[Mapping[str, Tensor]], Tensor] = _take_first
 
 
 class Restored:
@@ -149,7 +157,7 @@ def plan_layouts(stored: Mapping[str, StoredTensor], declared: Declared) -> Iter
                 used.update(part.name for part in parts.values())
                 yield (
                     name.removesuffix(layout.numbers) + layout.plain,
-                    Weight({"": _make_leaf(name, layout, parts, declared)}),
+                    Weight({"": _make_leaf(name, layout, parts, declared)}, _turn if layout.is_turned else _take_first),
                 )
                 break
     for name, tensor in stored.items():

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models.quantized.numbers import look_up_fp4
 from conveyor_engine.execution.native.experts import PackedStack
 
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
@@ -29,10 +30,11 @@ _RANGES: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 class Grid:
     """The values scale * (number - zero), or scale * number - minimum, number < 2^bits, of groups of inputs.
 
-    scales: (out, groups), float32, bfloat16 or float16. Or int8: then scales, and minima, are multiplied by `factors`.
-    zeros: int16 (out, groups); None for half of 2^bits. minima: int8 (out, groups).
-    factors: float16 (out, in / 256, 1 or 2), of scales and of minima. is_float: the numbers are FP8 E4M3, and a uint8
-    has the bits of one. numbers: reads those of the checkpoint.
+    scales: (out, groups), float32, bfloat16, float16 or FP8 E4M3, or int8. The latter two are multiplied by `factors`,
+    and so are minima. zeros: int16 (out, groups); None for half of 2^bits. minima: int8 (out, groups).
+    factors: of scales and of minima, float16 (out, in / 256, 1 or 2), or float32 (out, groups, 1) for scales in FP8.
+    is_float: the numbers are FP8 E4M3 or FP4 E2M1, and a uint8 has the bits of one. numbers: reads those of the
+    checkpoint. order: (in,), the input of each column, if columns are sorted by group.
     """
 
     bits: int
@@ -42,13 +44,13 @@ class Grid:
     factors: Tensor | None = None
     is_float: bool = False
     numbers: Rows | None = None
+    order: Tensor | None = None
 
-    @classmethod
-    def of(cls, bits: int, parts: Iterable[Tensor | None], numbers: Rows | None, *, is_float: bool = False) -> "Grid":
-        """Return a grid with these `parts`."""
+    def with_parts(self, parts: Iterable[Tensor | None], numbers: Rows | None) -> "Grid":
+        """Return a grid of the same kind with other `parts`."""
         scales, zeros, minima, factors = parts
         assert scales is not None
-        return cls(bits, scales, zeros, minima, factors, is_float, numbers)
+        return Grid(self.bits, scales, zeros, minima, factors, self.is_float, numbers, self.order)
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -58,12 +60,18 @@ class Grid:
     def kind(self) -> tuple[object, ...]:
         """Return what grids that can be joined have in common."""
         parts = (part if part is None else (part.dtype, part.shape[1:]) for part in self.parts)
-        return self.bits, self.is_float, *parts
+        order = None if self.order is None else tuple(self.order.tolist())
+        return self.bits, self.is_float, order, *parts
 
     @property
     def is_finite(self) -> bool:
         """Return whether no scale is infinite or NaN."""
-        return all(bool(torch.isfinite(part).all()) for part in (self.scales, self.factors) if part is not None)
+        return all(bool(torch.isfinite(part.float()).all()) for part in (self.scales, self.factors) if part is not None)
+
+    @property
+    def middle(self) -> int:
+        """Return the number that stands for 0, if there are neither zeros nor minima; 0 with minima."""
+        return 0 if self.minima is not None else 1 << self.bits - 1
 
     def find_group(self, columns: int) -> int:
         """Return how many inputs of a row of so many share a scale."""
@@ -71,8 +79,7 @@ class Grid:
 
     def replace(self, change: Callable[[Tensor], Tensor], numbers: Rows | None = None) -> "Grid":
         """Return a grid with other rows. numbers: reads theirs."""
-        parts = (part if part is None else change(part) for part in self.parts)
-        return Grid.of(self.bits, parts, numbers, is_float=self.is_float)
+        return self.with_parts((part if part is None else change(part) for part in self.parts), numbers)
 
     def take(self, first: int, count: int) -> "Grid":
         """Return the grid of `count` rows, with scales of 0 behind the last one."""
@@ -110,8 +117,8 @@ class Grid:
         """Return what the numbers (out, in) stand for, float32."""
         scales, starts = self._widen()
         if self.is_float:
-            wide = numbers.view(torch.float8_e4m3fn).float().view(*self.scales.shape, -1)
-            return wide.mul_(scales[..., None]).view(numbers.shape)
+            plain = numbers.view(torch.float8_e4m3fn).float() if self.bits == 8 else look_up_fp4(numbers)
+            return plain.view(*self.scales.shape, -1).mul_(scales[..., None]).view(numbers.shape)
         grouped = numbers.view(*self.scales.shape, -1).float()
         if self.minima is not None:
             grouped = grouped.mul_(scales[..., None]).sub_(starts[..., None])
@@ -122,7 +129,7 @@ class Grid:
     def _widen(self) -> tuple[Tensor, Tensor]:
         """Return scales and minima, or zeros, of all groups."""
         scales, starts = self.scales.float(), self.minima if self.minima is not None else self.zeros
-        starts = torch.tensor([[1 << self.bits - 1]], device=scales.device) if starts is None else starts
+        starts = torch.tensor([[self.middle]], device=scales.device) if starts is None else starts
         if self.factors is None:
             return scales, starts.float()
         wide = self.factors.float().repeat_interleave(scales.shape[1] // self.factors.shape[1], 1)
@@ -184,7 +191,7 @@ def quantize(weight: native.Packed, bits: int) -> native.PackedIntegers | None:
 def pack_grid(grid: Grid, columns: int) -> native.PackedIntegers | None:
     """Return the numbers of the checkpoint for the kernels; None if they have no numbers or groups like these."""
     rows, group = len(grid.scales), grid.find_group(columns)
-    if grid.is_float or group not in (*GROUPS, SMALLEST_GROUP):
+    if grid.is_float or grid.order is not None or group not in (*GROUPS, SMALLEST_GROUP):
         return None
     packed = native.PackedIntegers.allocate(
         (rows, columns), grid.bits, group, grid.scales.dtype,
