@@ -9,18 +9,23 @@ from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS_CUDA, EngineCo
 from conveyor_engine.execution.gpus import GPUS, count_requests
 
 _TOKENS = 4096
+_TABLES_OF_8B, _TABLES_OF_32B = 2 * 151_936 * 4096, 2 * 151_936 * 5120  # embeddings and the head
 
 _HEAD = """\
 # Which GPU for which model
 
 Written by `make generate`; do not edit.
 
-The number of requests that one GPU can run at the same time in BFloat16, for requests of {tokens:,} tokens (prompt and
-answer). **–** means that not even one fits. For requests of half the length, the number is twice as large.
+The number of requests that one GPU can run at the same time, for requests of {tokens:,} tokens (prompt and answer).
+**–** means that not even one fits. For requests of half the length, the number is twice as large.
+
+Models have weights in BFloat16, or in the format that the row names
+([formats that keep their bits](quantization.md#formats-that-keep-their-bits-on-a-gpu)). The KV cache is in BFloat16.
 
 The table is computed with the engine's own function for the size of the KV cache, at its default of 85 % of the free
 memory. No row was run on that GPU. Memory is the value that `nvidia-smi` shows, weights take two bytes for each
-parameter, and 2 GiB are assumed for CUDA and the largest step. A running engine measures its largest step instead.
+parameter or the bits of their format, and 2 GiB are assumed for CUDA and the largest step. A running engine measures
+its largest step instead.
 
 An engine with `device: CUDA` runs at most {batch} requests at the same time unless `batching.maxBatchSize` sets another
 number. The figures are for one GPU.
@@ -36,6 +41,8 @@ class Model(NamedTuple):
     layers: int
     kv_heads: int
     head_size: int
+    bits: float = 16  # of a weight of a linear layer, with its scales
+    plain: float = 0  # parameters in 16 bits: embeddings, and the head
 
 
 MODELS = (
@@ -46,13 +53,18 @@ MODELS = (
     Model("Qwen3-8B", 8.19e9, 36, 8, 128),
     Model("Qwen3-14B", 14.8e9, 40, 8, 128),
     Model("Qwen3-32B", 32.8e9, 64, 8, 128),
+    Model("Qwen3-8B, FP8", 8.19e9, 36, 8, 128, 8.25, _TABLES_OF_8B),
+    Model("Qwen3-8B, NVFP4", 8.19e9, 36, 8, 128, 4.5, _TABLES_OF_8B),
+    Model("Qwen3-32B, FP8", 32.8e9, 64, 8, 128, 8.25, _TABLES_OF_32B),
+    Model("Qwen3-32B, AWQ", 32.8e9, 64, 8, 128, 4.3125, _TABLES_OF_32B),
+    Model("Qwen3-32B, NVFP4", 32.8e9, 64, 8, 128, 4.5, _TABLES_OF_32B),
 )
 
 
 def find_cells(model: Model) -> list[str]:
     """Return the numbers of requests of `_TOKENS` tokens, as the table has them."""
     block_bytes = EngineConfig(model="-").block_size * 2 * model.layers * model.kv_heads * model.head_size * 2
-    weight_bytes = int(2 * model.parameters)
+    weight_bytes = int(2 * model.plain + (model.parameters - model.plain) * model.bits / 8)
     return [str(count_requests(gpu, weight_bytes, block_bytes, _TOKENS) or "–") for gpu in GPUS]
 
 

@@ -52,6 +52,7 @@ class Sizes:
     curve_rows: tuple[int, ...]
     curve_prompt: int  # tokens
     product_rows: tuple[int, ...]
+    experts: tuple[int, int, int, int]  # of a layer, of each token, the size of their inputs and the inner one
     cores: tuple[int, ...]  # on which `nano` is repeated
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs
@@ -100,6 +101,7 @@ ON_A_GPU = Sizes(
     curve_rows=(1, 2, 3, 4, 8, 16, 32, 64, 128, 256),
     curve_prompt=512,
     product_rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 2048),
+    experts=(128, 8, 2048, 768),
     cores=(1, 2, 4),
     kv_cache_dtypes=("auto", "fp8", "int8"),
 )
@@ -139,5 +141,6 @@ REHEARSED = Sizes(
     curve_rows=(1, 3),
     curve_prompt=8,
     product_rows=(1, 3),
+    experts=(3, 2, 256, 256),
     cores=(1,),
 )
