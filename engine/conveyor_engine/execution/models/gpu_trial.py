@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from conveyor_engine.execution.kernels.few_rows import Norm
-from conveyor_engine.execution.kernels.weights import take_outputs
+from conveyor_engine.execution.kernels.weights import has_blocks, spread_blocks, take_outputs
 from conveyor_engine.execution.models.experts import computes_same, find_clamps
 from conveyor_engine.execution.models.gpu_experts import Clamps, GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
@@ -28,7 +28,13 @@ def compare_linear(whole: GpuLinear, restore: Restore) -> str:
     count = min(whole.out_features, _TRIED_OUTPUTS)
     weight = restore(0, count, whole.dtype)
     bias = None if whole.bias is None else whole.bias.data[:count]
-    ours = GpuLinear(take_outputs(whole.packed, count), bias, whole.dtype)
+    packed = take_outputs(whole.packed, count)
+    forms = [packed, spread_blocks(packed)] if has_blocks(packed) else [packed]  # the latter in joined layers
+    found = (_find_difference(GpuLinear(each, bias, whole.dtype), weight) for each in forms)
+    return next((differs for differs in found if differs), "")
+
+
+def _find_difference(ours: GpuLinear, weight: torch.Tensor) -> str:
     differs = next((f"{rows} rows" for rows in _TRIED_ROWS if not _is_same(ours, weight, rows)), "")
     return differs or ("" if same(weight, ours.weight) else "its weights")
 

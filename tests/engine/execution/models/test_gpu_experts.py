@@ -245,8 +245,8 @@ def test_experts_whose_kernels_compute_something_else_keep_16_bits(
     right = packed_experts.multiply_experts
     many = tokens > 1
 
-    def wrong(x: torch.Tensor, weights: Any, plan: Any, shares: Any = None) -> torch.Tensor:
-        return right(x, weights, plan, shares) + (plan.has_many == many and shares is not None)
+    def wrong(x: torch.Tensor, weights: Any, plan: Any, shares: Any = None, bias: Any = None) -> torch.Tensor:
+        return right(x, weights, plan, shares, bias) + (plan.has_many == many and shares is not None)
 
     monkeypatch.setattr(packed_experts, "multiply_experts", wrong)
     save_tiny_model("qwen3_moe", tmp_path, hidden_size=64, moe_intermediate_size=64)

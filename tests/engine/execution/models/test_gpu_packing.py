@@ -171,6 +171,21 @@ def test_blocks_of_gguf_files_are_kept_as_they_are(tmp_path: Path, monkeypatch: 
     torch.testing.assert_close(model.proj.weight.cpu(), weight, rtol=2e-6, atol=1e-7)
 
 
+def test_a_trial_reaches_the_form_of_joined_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply = packed_product.multiply
+
+    def wrong(x: torch.Tensor, weights: Weights, *others: Any) -> torch.Tensor:
+        return multiply(x, weights, *others) + (weights.kind == "int8")
+
+    monkeypatch.setattr(packed_product, "multiply", wrong)
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (2,))
+    _, grid = write_blocks(tmp_path, "Q4_K", 8)
+    model: Any = nn.Module()
+    model.proj = nn.Linear(512, 8, bias=False)
+    defer(model.proj, grid, grid.read_all())
+    assert pack(model)[0].startswith('event=weights_keep_16_bits found="int4 in groups of 32: 2 rows" ')
+
+
 def test_layers_with_blocks_are_joined_though_their_types_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
