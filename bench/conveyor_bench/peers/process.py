@@ -2,7 +2,8 @@
 
 The process is a script beside this file. Both sides send lines of JSON. {"prompts", "output_tokens"} begins a run, and
 null requests the run's next step. The process answers each line with one line: first 0, when it is ready for the run,
-then after each step how many tokens every request has, and at the end all tokens.
+then after each step how many tokens each request has, and at the end all tokens. With "images", which has the path of a
+file for each prompt, the prompts are of images and texts.
 """
 
 import json
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,16 @@ class PeerProcess:
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
         """Start a run. When this returns, the process has made room for the run."""
-        ready = self._exchange({"prompts": prompts, "output_tokens": output_tokens})
+        return _fewest(self.begin(prompts=prompts, output_tokens=output_tokens))
+
+    def begin(self, **run: object) -> Generator[list[int], None, Prompts]:
+        """Start a run of the protocol's fields. It yields after each step how many tokens each request has."""
+        ready = self._exchange(run)
         assert ready == 0, ready
         return self._run()
 
-    def _run(self) -> Run:
-        while isinstance(reply := self._exchange(None), int):
+    def _run(self) -> Generator[list[int], None, Prompts]:
+        while isinstance((reply := self._exchange(None))[0], int):
             yield reply
         outputs: Prompts = reply
         return outputs
@@ -54,6 +60,16 @@ class PeerProcess:
         if not answer:
             raise RuntimeError(f"the peer's process ended: {self._process.args!r}")
         return json.loads(answer)
+
+
+def _fewest(counts: Generator[list[int], None, Prompts]) -> Run:
+    """Yield the smallest number of each list."""
+    while True:
+        try:
+            yield min(next(counts))
+        except StopIteration as stop:
+            outputs: Prompts = stop.value
+            return outputs
 
 
 def end(process: "subprocess.Popen[str]") -> None:

@@ -101,17 +101,17 @@ class Engine:
         self._room = (0, 0)
         self._context: Any = None
 
-    def start(self, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
+    def start(self, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | Tokens | list[Tokens]]:
         """Run the prompts. Yields the answers of the protocol."""
         self._make_room(len(prompts), max(map(len, prompts)) + output_tokens)
         yield 0
         rows = [[token] for token in self._decode(list(prompts), [0] * len(prompts))]
-        yield 1
+        yield [1] * len(rows)
         for done in range(1, output_tokens):
             places = [len(prompt) + done - 1 for prompt in prompts]
             for row, token in zip(rows, self._decode([row[-1:] for row in rows], places), strict=True):
                 row.append(token)
-            yield done + 1
+            yield [done + 1] * len(rows)
         yield rows
 
     def _make_room(self, sequences: int, length: int) -> None:

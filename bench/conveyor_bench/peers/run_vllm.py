@@ -4,7 +4,7 @@
 # [tool.uv]
 # override-dependencies = [
 #   "torch==2.13.0",
-#   "torchvision; sys_platform == 'never'",
+#   "torchvision==0.28.0",
 #   "torchaudio; sys_platform == 'never'",
 # ]
 # ///
@@ -36,26 +36,34 @@ SETTINGS = {
 Tokens = list[int]
 
 
-def start(engine: Any, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
-    """Run the prompts. Yields the answers of the protocol."""
+def start(
+    engine: Any, prompts: Sequence[Tokens], output_tokens: int, images: Sequence[str] = ()
+) -> Iterator[int | Tokens | list[Tokens]]:
+    """Run the prompts. Yields the answers of the protocol.
+
+    images: a file for each prompt, whose place in the prompt is one token.
+    """
+    from PIL import Image
     from vllm import SamplingParams
 
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
     rows: list[Tokens] = [[] for _ in prompts]
     for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+        shown = {"multi_modal_data": {"image": Image.open(images[number])}} if images else {}
+        engine.add_request(str(number), {"prompt_token_ids": prompt, **shown}, params)
     yield 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             rows[int(output.request_id)] = list(output.outputs[0].token_ids)
-        yield min(map(len, rows))
+        yield list(map(len, rows))
     yield rows
 
 
 def open_engine(model: str, dtype: str) -> Any:
     from vllm import LLM
 
-    return LLM(model=model, dtype=dtype, max_model_len=2048, skip_tokenizer_init=True).llm_engine
+    reads_text = (Path(model) / "tokenizer.json").exists()  # vLLM needs it to read images
+    return LLM(model=model, dtype=dtype, max_model_len=2048, skip_tokenizer_init=not reads_text).llm_engine
 
 
 def main(folder: str, model: str, dtype: str, threads: str) -> None:

