@@ -314,7 +314,14 @@ CLIENTS = (
         "openai (Python), images",
         ("openai==3.54.0", "pillow==13.0.0"),
         python("openai_images.py"),
-        "one picture, several, previews in a stream, errors",
+        "one picture, several, previews in a stream, edits, errors",
+        task="paint",
+    ),
+    Client(
+        "openai (Node), images",
+        ("npm:openai@7.57.0",),
+        ("node", str(PROGRAMS / "openai_images.mjs"), "{url}", "{model}"),
+        "one picture, an edit, an edit in a stream, errors",
         task="paint",
     ),
     Client(

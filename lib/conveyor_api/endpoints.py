@@ -114,6 +114,7 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", "/v1/images/generations", EndpointKind.ENGINE, "generates images", may_stream=True, fields=("prompt",)
     ),
+    Endpoint("POST", "/v1/images/edits", EndpointKind.ENGINE, "generates images", may_stream=True),
     *(
         Endpoint("POST", f"{model}/infer", EndpointKind.ENGINE, "takes tensors", fields=("inputs",))
         for model in MODELS_OF_V2

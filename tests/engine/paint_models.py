@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoPipelineForImage2Image, DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
+from PIL import Image
 
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.imagegenerate.execution.loading import SCHEDULERS
@@ -33,6 +34,7 @@ class Brief(NamedTuple):
     size: Size = Size(SIDE, SIDE)
     negative: str | None = None
     previews: tuple[int, ...] = ()
+    strength: float = 0.0  # above 0: the edit of `draw(size)`
 
 
 BRIEFS: Final = (
@@ -43,7 +45,16 @@ BRIEFS: Final = (
     Brief("red", 2**62, 2, 3.0, negative="blue star"),
     Brief("the blue star", 5, 9, 0.0, Size(48, 32)),
     Brief("a picture of a black square " * 9, 6, 1),
+    Brief("a red circle", 7, 6, strength=0.5),
+    Brief("the blue star", 8, 10, 3.0, strength=0.55),
+    Brief("green", 9, 3, 0.0, Size(48, 32), strength=1.0),
 )
+
+
+def draw(size: Size) -> Image.Image:
+    """A picture to edit, which has all colours and is nowhere alike."""
+    places = np.indices((size.height, size.width))
+    return Image.fromarray(np.stack([places[0] * 7, places[1] * 5, places.sum(0) * 3], axis=2).astype(np.uint8))
 
 
 def save_paint_model(directory: Path, scheduler: str = "DDIMScheduler", **settings: Any) -> None:
@@ -73,15 +84,19 @@ def open_pipeline(directory: Path) -> Any:
 
 def paint(pipeline: Any, brief: Brief) -> Pixels:
     """The picture of diffusers' pipeline: (height, width, 3). Flux is guided away from no prompt."""
-    negative = {} if type(pipeline).__name__ == "FluxPipeline" else {"negative_prompt": brief.negative}
+    more: dict[str, Any] = {} if type(pipeline).__name__ == "FluxPipeline" else {"negative_prompt": brief.negative}
+    if not brief.strength or type(pipeline).__name__ in ("StableDiffusion3Pipeline", "FluxPipeline"):
+        more |= brief.size._asdict()
+    if brief.strength:
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
+        pipeline.set_progress_bar_config(disable=True)
+        more |= {"image": draw(brief.size), "strength": brief.strength}
     (picture,) = pipeline(
         brief.prompt,
-        width=brief.size.width,
-        height=brief.size.height,
         num_inference_steps=brief.num_steps,
         guidance_scale=brief.guidance,
         generator=torch.Generator().manual_seed(brief.seed),
-        **negative,
+        **more,
     ).images
     return np.asarray(picture)
 
@@ -95,6 +110,7 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
     """What a worker makes of a body."""
     tokenizer, facts = _tokenizer_of(directory), read_facts(core.facts)
     negative = [] if brief.negative is None else tokenizer.encode(brief.negative)[0]
+    num_skipped = facts.count_skipped(brief.num_steps, brief.strength) if brief.strength else 0
     request = PaintRequest(
         size=brief.size,
         num_inference_steps=brief.num_steps,
@@ -104,13 +120,15 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
         packed_tokens=tokenizer.encode(brief.prompt)[0],
         packed_negative=negative,
         previews=brief.previews,
+        image=draw(brief.size).tobytes() if brief.strength else b"",
+        num_skipped=num_skipped,
     )
     core.add_request(
         EngineRequest(
             request_id=name,
             payload=request.encode(),
             payload_cost=request.cost,
-            num_steps=facts.nums_forwards[brief.num_steps - 1],
+            num_steps=facts.nums_forwards[brief.num_steps - 1] - num_skipped,
             group=request.group,
             arrival_time=arrival,
         )

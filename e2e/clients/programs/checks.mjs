@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 export const [url, model] = process.argv.slice(2);
 // The package is in the environment's folder, which is the working directory.
 const openai = createRequire(`${process.cwd()}/`)("openai");
-export const { NotFoundError } = openai;
+export const { BadRequestError, NotFoundError } = openai;
 export const build = (baseURL, maxRetries) => new openai.default({ baseURL, apiKey: "none", maxRetries });
 export const client = build(url, 0);
 

@@ -3,7 +3,7 @@
 from base64 import b64decode
 from io import BytesIO
 
-from checks import MODEL, URL, run
+from checks import MODEL, SHAPES, URL, run
 from openai import BadRequestError, NotFoundError, OpenAI
 from PIL import Image, ImageChops
 
@@ -48,10 +48,34 @@ def previews() -> None:
     assert read(done) == read(paint().data[0])
 
 
+def edit(**options: object) -> object:
+    picture = BytesIO(b64decode(SHAPES))
+    picture.name = "shapes.png"
+    own = {"seed": 1, "num_inference_steps": 10, "strength": 0.5}
+    return client.images.edit(
+        **{"model": MODEL, "image": picture, "prompt": "a red star", "size": "32x32", "extra_body": own, **options}
+    )
+
+
+def edits() -> None:
+    answer = edit()
+    (item,) = answer.data
+    assert answer.size == "32x32"
+    assert read(item) == read(edit().data[0]) != read(paint(size="32x32").data[0])
+    *partial, done = edit(stream=True, partial_images=2)
+    assert [event.type for event in partial] == ["image_edit.partial_image"] * 2
+    assert done.type == "image_edit.completed"
+    assert read(done) == read(item)
+
+
 def errors() -> None:
-    for wrong, kind in (({"model": "no-such"}, NotFoundError), ({"size": "33x32"}, BadRequestError)):
+    for call, wrong, kind in (
+        (paint, {"model": "no-such"}, NotFoundError),
+        (paint, {"size": "33x32"}, BadRequestError),
+        (edit, {"mask": ("mask.png", b64decode(SHAPES))}, BadRequestError),
+    ):
         try:
-            paint(**wrong)
+            call(**wrong)
         except kind as error:
             named = error.param
         else:
@@ -59,4 +83,4 @@ def errors() -> None:
         assert named in wrong, named
 
 
-run(generate, several, previews, errors)
+run(generate, several, previews, edits, errors)

@@ -175,6 +175,8 @@ TABLE: tuple[Row, ...] = (
     *_only(("png",), [OPENAI], "output_format", on=_IMAGES),
     *_only((100,), [OPENAI], "output_compression", on=_IMAGES, instead="PNG loses nothing"),
     *_only((1,), [OPENAI], "frame_count", on=_IMAGES),
+    *_only((), [OPENAI], "mask", "markup", on=_IMAGES, instead="an edit changes the whole picture"),
+    *_only(("low",), [OPENAI], "input_fidelity", on=_IMAGES, instead="send a smaller `strength`"),
     *_only((), [OPENAI], "complexity", "frame_duration_ms", "svg", on=_IMAGES),
     # how tokens are chosen
     *_only((1,), [OPENAI, SGLANG], "best_of", instead="every choice is returned: send `n`, and take the best of them"),

@@ -26,6 +26,8 @@ def parse_form(
 ) -> tuple[Fields, list[bytes]]:
     """Return the fields and the files of the form in the job's body. Files are the parts named `file_field`, in order.
 
+    OpenAI's clients name a part `image[]` if the caller gives a list of files.
+
     Raises InvalidRequest or UnknownModel.
     """
     parts = _Parts(file_field, files_max)
@@ -97,6 +99,8 @@ class _Parts:
         if name is None:
             raise _broken("a part has no name")
         self._name = name.decode(errors="replace")
+        if self._name == f"{self._file_field}[]":
+            self._name = self._file_field
         if self._name == self._file_field and len(self.files) == self._files_max:
             message = f"the number of {self._name} is more than the {self._files_max} that one request may have"
             raise InvalidRequest(f"{message}; send them in several requests", param=self._name)
@@ -107,7 +111,7 @@ class _Parts:
     def add_data(self, data: bytes, start: int, end: int) -> None:
         self._data += memoryview(data)[start:end]
         if self._name != self._file_field and len(self._data) > FIELD_BYTES_MAX:
-            message = f"is longer than {FIELD_BYTES_MAX} bytes"
+            message = f"is longer than {FIELD_BYTES_MAX} bytes, and the files of this path are named {self._file_field}"
             raise InvalidRequest(f"{self._name[:100]} {message}", param=self._name)
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""The body of a request for pictures, with the fields of OpenAI and of diffusers' pipeline. Pure."""
+"""The bodies of requests for pictures, with the fields of OpenAI and of diffusers' pipelines. Pure."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,7 @@ PROMPT_CHARACTERS_MAX = 32_000
 PREVIEWS_MAX = 3
 SEED_END = 2**63
 _SIDE_DIGITS = 5
+_FILE: dict[str, Any] = {"type": "string", "format": "binary"}
 
 
 def _parse_format(value: object) -> object:
@@ -30,8 +31,8 @@ def _parse_format(value: object) -> object:
 Text = Annotated[str, Field(max_length=PROMPT_CHARACTERS_MAX)]
 
 
-class ImageGenerationRequest(ModelFields):
-    """POST /v1/images/generations."""
+class PictureOptions(ModelFields):
+    """The fields of all requests for pictures."""
 
     place: ClassVar[Place | None] = Place.IMAGES
 
@@ -47,7 +48,8 @@ class ImageGenerationRequest(ModelFields):
         ]
         | None
     ) = None
-    """Width and height in pixels, such as `512x512`; default and `auto`: the model's own size."""
+    """Width and height in pixels, such as `512x512`; default and `auto`: the model's own size, or for an edit that of
+    `image`."""
     seed: Annotated[int, Field(ge=0, lt=SEED_END), INTEGRAL] | None = None
     """Seed of the first picture. Each further picture's seed is one higher. The same seed gives the same picture."""
     num_inference_steps: Annotated[int, Field(ge=1, le=STEPS_MAX), INTEGRAL] | None = None
@@ -73,3 +75,22 @@ class ImageGenerationRequest(ModelFields):
         if self.stream and (self.n or 1) > 1:
             raise PydanticCustomError("stream", "stream is only allowed when n is 1: send a request for each picture")
         return self
+
+
+class ImageGenerationRequest(PictureOptions):
+    """POST /v1/images/generations."""
+
+
+class ImageEditOptions(PictureOptions):
+    """The fields of POST /v1/images/edits, without the file."""
+
+    strength: Annotated[float, Field(gt=0, le=1)] | None = None
+    """How far the picture may differ from `image`: the share of the denoising steps that run; default: that of
+    diffusers' pipeline, such as 0.8. With 1, nearly nothing of `image` is left."""
+
+
+class ImageEditForm(ImageEditOptions):
+    """POST /v1/images/edits with multipart/form-data."""
+
+    image: Annotated[bytes, WithJsonSchema(_FILE)]
+    """The picture to edit: JPEG, PNG, WebP or GIF."""

@@ -45,6 +45,13 @@ class PaintFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_steps: int  # inference steps of a request that names no number
     guidance: float  # guidance of a request that names none
     guides: bool  # whether guidance computes each picture a second time without the prompt, so that it costs twice
+    strength: float  # strength of an edit that names none
+    rounds_up: bool  # whether an edit rounds the number of its inference steps up, as diffusers does for flow models
+
+    def count_skipped(self, num_inference_steps: int, strength: float) -> int:
+        """Return how many timesteps an edit of this strength leaves out at the beginning."""
+        wanted = num_inference_steps * strength
+        return int(num_inference_steps - wanted) if self.rounds_up else num_inference_steps - int(wanted)
 
     def encode(self) -> bytes:
         """Encode the facts for `ModelFacts.of_task`."""
@@ -99,6 +106,8 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     packed_tokens: list[bytes]  # the tokens of the prompt for each text encoder, uint32, padded
     packed_negative: list[bytes] = []  # the same of the negative prompt; empty: the request has none
     previews: tuple[int, ...] = ()  # numbers of the engine steps, from 1 on, after which a preview is sent
+    image: bytes = b""  # the picture to edit, of this size: red, green and blue of each pixel; empty: there is none
+    num_skipped: int = 0  # timesteps that an edit leaves out at the beginning
 
     @property
     def cost(self) -> int:

@@ -50,7 +50,13 @@ class Layout(NamedTuple):
     schedulers: tuple[str, ...]
     num_steps: int
     guidance: float
+    strength: float  # of an edit
     guides: bool = True  # whether guidance computes each picture a second time without the prompt
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether a picture begins as a mix of image and noise, whose share is the time."""
+        return self.schedulers == _FLOW
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
@@ -68,14 +74,15 @@ _3_ENCODERS: Final = (
     Encoder(2, PROJECTED_CLIP),
     Encoder(3, T5, STABLE_DIFFUSION_3_T5_TOKENS, optional=True),
 )
+_FLUX: Final = ("transformer", "FluxTransformer2DModel")
 _FLUX_ENCODERS: Final = (Encoder(1, CLIP), Encoder(2, T5, 512))
 LAYOUTS: Final[Mapping[str, Layout]] = {
     layout.pipeline: layout
     for layout in (
-        Layout("StableDiffusionPipeline", (Encoder(1, CLIP),), _UNET, _SAMPLERS, 50, 7.5),
-        Layout("StableDiffusionXLPipeline", _XL_ENCODERS, _UNET, _SAMPLERS, 50, 5.0),
-        Layout("StableDiffusion3Pipeline", _3_ENCODERS, ("transformer", "SD3Transformer2DModel"), _FLOW, 28, 7.0),
-        Layout("FluxPipeline", _FLUX_ENCODERS, ("transformer", "FluxTransformer2DModel"), _FLOW, 28, 3.5, guides=False),
+        Layout("StableDiffusionPipeline", (Encoder(1, CLIP),), _UNET, _SAMPLERS, 50, 7.5, 0.8),
+        Layout("StableDiffusionXLPipeline", _XL_ENCODERS, _UNET, _SAMPLERS, 50, 5.0, 0.3),
+        Layout("StableDiffusion3Pipeline", _3_ENCODERS, ("transformer", "SD3Transformer2DModel"), _FLOW, 28, 7.0, 0.6),
+        Layout("FluxPipeline", _FLUX_ENCODERS, _FLUX, _FLOW, 28, 3.5, 0.6, guides=False),
     )
 }
 

@@ -1,11 +1,11 @@
-"""Serves POST /v1/images/generations: pictures in base64, in one answer or as a stream with previews."""
+"""Serves /v1/images/generations and /v1/images/edits: pictures in base64, whole or as a stream with previews."""
 
 import asyncio
 import base64
 import io
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,7 +20,7 @@ from conveyor_engine.serving.http.one_step import OneStepResponse, write_with
 from conveyor_engine.serving.http.receipts import Receipt
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.usage import build_last_words
-from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
+from conveyor_engine.tasks.imagegenerate.bodies import ImageEditForm, ImageGenerationRequest
 from conveyor_engine.tasks.imagegenerate.preparing import PreparedPictures
 from conveyor_engine.wire.request import RequestOutput
 
@@ -86,8 +86,19 @@ class CompletedPicture(msgspec.Struct, tag="image_generation.completed"):
     quality: Literal["auto"] = "auto"
 
 
+class PartialEdit(PartialPicture, tag="image_edit.partial_image"):
+    """An event with a preview of an edited picture."""
+
+
+class CompletedEdit(CompletedPicture, tag="image_edit.completed"):
+    """The last event of a stream, with the edited picture."""
+
+
 class PicturesResponse(OneStepResponse):
     """Sends all pictures, or one error. A stream has one picture, and previews before it."""
+
+    partial: ClassVar[type[PartialPicture]] = PartialPicture
+    completed: ClassVar[type[CompletedPicture]] = CompletedPicture
 
     def __init__(self, opened: Opened) -> None:
         assert isinstance(opened.prepared, PreparedPictures)
@@ -133,9 +144,9 @@ class PicturesResponse(OneStepResponse):
         encoded, now, size = await self._encode(output.payload), int(time.time()), str(self._prepared.size)
         picture: PartialPicture | CompletedPicture
         if is_last:
-            picture = CompletedPicture(encoded, now, size, self._prepared.seeds[0], self._describe_usage())
+            picture = self.completed(encoded, now, size, self._prepared.seeds[0], self._describe_usage())
         else:
-            picture = PartialPicture(encoded, now, size, self._num_previews)
+            picture = self.partial(encoded, now, size, self._num_previews)
             self._num_previews += 1
         if not self._started:
             await self._start(list(SSE_HEADERS), send)
@@ -151,6 +162,13 @@ class PicturesResponse(OneStepResponse):
         return PictureUsage(num_tokens, num_tokens, TextTokens(num_tokens), receipt=self._find_receipt())
 
 
+class EditsResponse(PicturesResponse):
+    """The same for edited pictures."""
+
+    partial = PartialEdit
+    completed = CompletedEdit
+
+
 def _encode_picture(width: int, height: int, pixels: bytes) -> str:
     return base64.b64encode(encode_png(width, height, pixels)).decode()
 
@@ -162,6 +180,11 @@ def _write_pictures(whole: PictureList, encoded: Sequence[str], seeds: Sequence[
 async def generate_images(request: Request) -> PicturesResponse:
     """Generate pictures. Each picture is a separate engine request, so it shares steps with those of other requests."""
     return PicturesResponse(await open_request(request, "pictures"))
+
+
+async def edit_images(request: Request) -> EditsResponse:
+    """Generate pictures that begin as the picture in the form. They share steps with all other pictures."""
+    return EditsResponse(await open_request(request, "edits"))
 
 
 def encode_png(width: int, height: int, pixels: bytes) -> bytes:
@@ -182,5 +205,10 @@ TASK: Final = TaskPaths(
             "/v1/images/generations", generate_images, "Makes pictures of a prompt.",
             ImageGenerationRequest, PictureList, events=(PartialPicture, CompletedPicture),
         ),
+        TaskPath(
+            "/v1/images/edits", edit_images, "Makes pictures of a prompt and a picture.", None, PictureList,
+            form=ImageEditForm, events=(PartialEdit, CompletedEdit),
+        ),
     ),
+    inputs_bytes_max=8 * 2**20,  # a gateway's default limit for a body
 )  # fmt: skip

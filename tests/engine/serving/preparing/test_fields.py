@@ -12,9 +12,10 @@ from openai.types.chat import (
 )
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.image_edit_params import ImageEditParamsBase
 from openai.types.image_generate_params import ImageGenerateParamsBase
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from tests.engine.processes import EngineServer
 
 from conveyor_engine.errors import InvalidRequest
@@ -29,7 +30,7 @@ from conveyor_engine.tasks.classify.bodies import ClassificationRequest
 from conveyor_engine.tasks.embed.bodies import EmbeddingRequest
 from conveyor_engine.tasks.generate.preparing.messages_schemas import MessagesRequest
 from conveyor_engine.tasks.generate.preparing.responses_schemas import ResponsesRequest
-from conveyor_engine.tasks.imagegenerate.bodies import ImageGenerationRequest
+from conveyor_engine.tasks.imagegenerate.bodies import ImageEditForm, ImageGenerationRequest
 
 SAMPLES: list[Any] = [True, 3, "x", ["x"], {"a": "b"}]
 CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
@@ -97,7 +98,7 @@ def test_another_value_is_refused_with_its_name(place: Place, row: Row) -> None:
 
 
 def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
-    acting = {
+    acting: dict[Place, type[BaseModel]] = {
         Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
         Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
         Place.STREAM_OPTIONS: StreamOptions, Place.MESSAGES: MessagesRequest,
@@ -126,12 +127,18 @@ def test_every_field_that_openai_defines_is_known(place: Place) -> None:
     assert params.__annotations__.keys() <= acting | ROWS[place].keys()
 
 
+def test_every_field_of_openai_s_edits_is_known() -> None:
+    known = ImageEditForm.model_fields.keys() | ROWS[Place.IMAGES].keys()
+    assert ImageEditParamsBase.__annotations__.keys() <= known
+
+
 def test_every_field_that_anthropic_defines_is_known() -> None:
     assert MessageCreateParamsBase.__annotations__.keys() <= MessagesRequest.model_fields.keys() | ROWS[Place.MESSAGES]
 
 
 def test_what_is_said_to_be_openai_s_is() -> None:
     defined = {name for _, params in OPENAIS.values() for name in params.__annotations__}
+    defined |= ImageEditParamsBase.__annotations__.keys()
     named = {row.name for row in TABLE if OPENAI in row.defined_by}
     assert named - defined == {"annotations"}  # of answers, which come back
 

@@ -37,6 +37,8 @@ FACTS = PaintFacts(
     num_steps=2,
     guidance=2.0,
     guides=True,
+    strength=0.8,
+    rounds_up=False,
 )
 
 

@@ -35,6 +35,8 @@ def prepare(reader: PromptTokenizer, guides: bool, **fields: Any) -> PaintReques
         num_steps=28,
         guidance=3.5,
         guides=guides,
+        strength=0.8,
+        rounds_up=False,
     )
     job = Job(
         "pictures",

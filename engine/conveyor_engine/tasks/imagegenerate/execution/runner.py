@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 
@@ -57,13 +58,14 @@ class Row:
     @property
     def timestep(self) -> torch.Tensor:
         """The next timestep, on the host."""
-        timestep: torch.Tensor = self.scheduler.timesteps[self.num_done]
+        timestep: torch.Tensor = self.scheduler.timesteps[self.request.num_skipped + self.num_done]
         return timestep
 
     @property
     def shows_picture(self) -> bool:
         """Whether the picture is sent in its current state: as the result or as a preview."""
-        return self.num_done == len(self.scheduler.timesteps) or self.num_done in self.request.previews
+        num_timesteps = len(self.scheduler.timesteps) - self.request.num_skipped
+        return self.num_done == num_timesteps or self.num_done in self.request.previews
 
 
 class PaintRunner(Runner):
@@ -153,14 +155,26 @@ class PaintRunner(Runner):
         return map(Prompts, torch.split(hidden, sizes), torch.split(pooled, sizes))
 
     def _make_row(self, payload: bytes, request: PaintRequest, prompts: Prompts) -> Row:
-        """Create a row with random latents from the request's seed."""
+        """Create a row with random latents from the request's seed. An edit mixes them with those of its picture."""
         family, (width, height) = self._family, request.size
         scheduler = family.copy_scheduler(request.num_inference_steps, request.size)
         shape = 1, family.parts.vae.config.latent_channels, height // family.factor, width // family.factor
         generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
-        noise = family.scale_noise(scheduler, torch.randn(shape, generator=generator, dtype=self._dtype))
+        drawn = self._encode(request, generator) if request.image else None
+        noise = torch.randn(shape, generator=generator, dtype=self._dtype)
+        if drawn is None:
+            noise = family.scale_noise(scheduler, noise)
         latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
+        if drawn is not None:
+            latents = family.add_noise(scheduler, drawn, latents, request.num_skipped)
         return Row(payload, request, prompts, scheduler, latents)
+
+    def _encode(self, request: PaintRequest, generator: torch.Generator) -> torch.Tensor:
+        """Return the latents of the picture to edit."""
+        width, height = request.size
+        pixels = np.frombuffer(request.image, dtype=np.uint8).reshape(1, height, width, 3)
+        whole = to_device(pixels.copy(), self.device).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+        return self._family.encode(whole.to(self._family.parts.vae.dtype), generator).to(self._dtype)
 
     def _denoise(self, rows: Sequence[Row]) -> None:
         """Run the next timestep of each of these pictures. All have the same size."""
@@ -195,9 +209,10 @@ class PaintRunner(Runner):
         return made
 
     def _try_smallest(self) -> None:
-        """Make the smallest picture. Raises ModelError if the parts do not fit each other."""
+        """Make and edit the smallest picture. Raises ModelError if the parts do not fit each other."""
         smallest = self._build(Size(self._family.multiple, self._family.multiple))
-        checks.run_once("the model cannot make a picture", lambda: self._run_alone([smallest]))
+        edit = msgspec.structs.replace(smallest, image=bytes(3 * smallest.size.num_pixels))
+        checks.run_once("the model cannot make a picture", lambda: self._run_alone([smallest, edit]))
 
     def _measure(self, progress: Progress) -> None:
         """Run the largest step. Raises ModelError if the step and the weights do not fit into memory together."""
@@ -257,6 +272,8 @@ def _describe(config: EngineConfig, family: Family, device: torch.device, dtype:
         num_steps=family.layout.num_steps,
         guidance=family.layout.guidance,
         guides=family.layout.guides,
+        strength=family.layout.strength,
+        rounds_up=family.layout.is_flow,
     )
     own_cost = facts.rows * facts.size.num_pixels
     budget = config.max_num_batched_tokens or min(MAX_TOKENS, _PICTURES[device.type] * own_cost)

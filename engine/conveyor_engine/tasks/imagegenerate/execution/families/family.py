@@ -98,6 +98,13 @@ class Family(ABC):
         """Return the latents with which a picture begins."""
         return noise
 
+    def add_noise(self, scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, num_skipped: int) -> torch.Tensor:
+        """Return the latents with which an edit begins. The scheduler then begins behind the skipped timesteps."""
+        if hasattr(scheduler, "set_begin_index"):
+            scheduler.set_begin_index(num_skipped)
+        noised: torch.Tensor = scheduler.add_noise(latents, noise, scheduler.timesteps[num_skipped : num_skipped + 1])
+        return noised
+
     def scale_input(self, scheduler: Any, latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         """Return the latents as the denoiser reads them."""
         return latents
@@ -111,6 +118,15 @@ class Family(ABC):
         """Return the VAE's pixels, from -1 to 1: (pictures, 3, height, width)."""
         pixels: torch.Tensor = self.parts.vae.decode(self.unscale(latents), return_dict=False)[0]
         return pixels
+
+    def encode(self, pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Return the latents of pictures. pixels: from -1 to 1, (pictures, 3, height, width)."""
+        return self.scale(self.parts.vae.encode(pixels).latent_dist.sample(generator))
+
+    def scale(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return the VAE's latents in the scale of the denoiser: the inverse of `unscale`."""
+        scaled: torch.Tensor = latents * self.parts.vae.config.scaling_factor
+        return scaled
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """Return latents in the scale of the VAE."""

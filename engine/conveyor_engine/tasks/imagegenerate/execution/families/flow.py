@@ -43,6 +43,14 @@ class Flow(Family):
         if self.parts.vae.config.shift_factor is None:
             raise ModelError("the VAE has no shift_factor")
 
+    def add_noise(self, scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, num_skipped: int) -> torch.Tensor:
+        scheduler.set_begin_index(num_skipped)
+        noised: torch.Tensor = scheduler.scale_noise(latents, scheduler.timesteps[num_skipped : num_skipped + 1], noise)
+        return noised
+
+    def scale(self, latents: torch.Tensor) -> torch.Tensor:
+        return super().scale(latents - self.parts.vae.config.shift_factor)
+
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         unscaled: torch.Tensor = super().unscale(latents) + self.parts.vae.config.shift_factor
         return unscaled

@@ -57,16 +57,29 @@ class StableDiffusionXL(StableDiffusion):
             scheduler.set_begin_index(0)
         return scheduler
 
+    def scale(self, latents: torch.Tensor) -> torch.Tensor:
+        if (moments := self._find_moments(latents)) is None:
+            return super().scale(latents)
+        mean, std = moments
+        scaled: torch.Tensor = (latents - mean) * self.parts.vae.config.scaling_factor / std
+        return scaled
+
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
-        numbers = [self.parts.vae.config.get(f"latents_{name}") for name in ("mean", "std")]
-        if None in numbers:
+        if (moments := self._find_moments(latents)) is None:
             return super().unscale(latents)
-        mean, std = (
-            to_device(np.array(each, dtype=np.float32), latents.device).to(latents.dtype).view(1, -1, 1, 1)
-            for each in numbers
-        )
+        mean, std = moments
         unscaled: torch.Tensor = latents * std / self.parts.vae.config.scaling_factor + mean
         return unscaled
+
+    def _find_moments(self, latents: torch.Tensor) -> list[torch.Tensor] | None:
+        """Return the mean and the deviation of latents that the VAE's settings have; None if they have none."""
+        numbers = [self.parts.vae.config.get(f"latents_{name}") for name in ("mean", "std")]
+        if None in numbers:
+            return None
+        return [
+            to_device(np.array(each, dtype=np.float32), latents.device).to(latents.dtype).view(1, -1, 1, 1)
+            for each in numbers
+        ]
 
     def check_parts(self) -> None:
         super().check_parts()
