@@ -53,6 +53,7 @@ class Sizes:
     curve_prompt: int  # tokens
     product_rows: tuple[int, ...]
     experts: tuple[int, int, int, int]  # of a layer, of each token, the size of their inputs and the inner one
+    packed_formats: tuple[str, ...] | None  # names in `weight_formats`; None: all
     cores: tuple[int, ...]  # on which `nano` is repeated
     kv_cache_dtypes: tuple[KVCacheDtype, ...] = ("auto",)  # of nano's engines
     enforce_eager: bool = False  # engines without CUDA graphs
@@ -102,6 +103,7 @@ ON_A_GPU = Sizes(
     curve_prompt=512,
     product_rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 2048),
     experts=(128, 8, 2048, 768),
+    packed_formats=None,
     cores=(1, 2, 4),
     kv_cache_dtypes=("auto", "fp8", "int8"),
 )
@@ -141,6 +143,7 @@ REHEARSED = Sizes(
     curve_rows=(1, 3),
     curve_prompt=8,
     product_rows=(1, 3),
-    experts=(3, 2, 256, 256),
+    experts=(2, 1, 256, 256),
+    packed_formats=("Q4_K", "Q6_K", "NVFP4", "AWQ"),
     cores=(1,),
 )

@@ -35,7 +35,7 @@ def run(results: Results, sizes: Sizes) -> None:
         "gate and up": (2 * sizes.intermediate, sizes.hidden),
         "down": (sizes.hidden, sizes.intermediate),
     }
-    for name in FORMATS:
+    for name in sizes.packed_formats or FORMATS:
         for product, shape in shapes.items():
             measure = partial(_measure, results, sizes, ceilings, (product, shape), name)
             _try(results, device, "products of packed weights", measure, product=product, format=name)
@@ -89,9 +89,10 @@ def _measure_experts(results: Results, sizes: Sizes, name: str) -> None:
     ours, theirs = GpuExperts(gate_up, down, count, dtype), _make_plain(sizes, device, dtype)
     theirs.gate_up_proj.data.copy_(restore(gate_up, dtype).view_as(theirs.gate_up_proj))
     theirs.down_proj.data.copy_(restore(down, dtype).view_as(theirs.down_proj))
+    choices = _CHOICES if sizes.uncached_bytes else 1
     for tokens in sizes.product_rows:
         x, shares = (torch.randn((tokens, size), device=device, dtype=dtype) for size in (hidden, each))
-        chosen = [torch.rand((tokens, count), device=device).argsort(dim=1)[:, :each] for _ in range(_CHOICES)]
+        chosen = [torch.rand((tokens, count), device=device).argsort(dim=1)[:, :each] for _ in range(choices)]
         with torch.inference_mode():
             error = _find_error(ours(x, chosen[0], shares), theirs(x, chosen[0], shares))
         seconds, plain_seconds = (

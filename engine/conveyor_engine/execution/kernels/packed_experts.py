@@ -19,8 +19,8 @@ from conveyor_engine.execution.kernels.part import capability
 from conveyor_engine.execution.kernels.weights import Weights
 
 MANY = 16  # pairs for each expert, on average: more have larger tiles
-_FEW_TILE, _MANY_TILE = (16, 64, 4), (64, 128, 8)  # rows, outputs, warps
-_SMALLER_TILE = (64, 64, 4)  # a larger one would spill registers with zeros or minima on 12.0
+_TILES = (16, 64, 4), (64, 128, 8)  # rows, outputs, warps; for few pairs and for many
+_SMALLER_TILES = (16, 32, 4), (64, 64, 4)  # larger ones would spill registers with zeros or minima on 12.0
 _PLANNED = 32  # tiles of a program
 
 
@@ -111,7 +111,7 @@ def plan_tiles(chosen: torch.Tensor, num_experts: int) -> Plan:
     num_pairs = chosen.numel()
     in_order, order = torch.sort(chosen.flatten(), stable=True)
     has_many = num_pairs > MANY * num_experts
-    rows = (_MANY_TILE if has_many else _FEW_TILE)[0]
+    rows = _TILES[has_many][0]
     most_used = min(num_pairs, num_experts)
     num_tiles = most_used + (num_pairs - most_used) // rows
     tiles = torch.empty((num_tiles, 3), dtype=torch.int32, device=chosen.device)
@@ -137,8 +137,8 @@ def multiply_experts(
     num_pairs, size = len(plan.order), weights.out_features // plan.num_experts
     x, shares = x.contiguous(), None if shares is None else shares.contiguous()
     assert x.shape[1] == weights.in_features
-    many = _SMALLER_TILE if weights.starts is not None and capability() >= 120 else _MANY_TILE
-    rows, outputs, num_warps = many if plan.has_many else _FEW_TILE
+    tiles = _SMALLER_TILES if weights.starts is not None and capability() >= 120 else _TILES
+    rows, outputs, num_warps = tiles[plan.has_many]
     out = x.new_empty((num_pairs, size))
     _multiply_experts[(triton.cdiv(size, outputs), len(plan.tiles))](
         x, plan.order, plan.tiles, shares, bias, *list_tensors(weights), out,

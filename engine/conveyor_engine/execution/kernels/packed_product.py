@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.part import has_warp_groups
 from conveyor_engine.execution.kernels.weights import Weights
 
 _MOST_ROWS = 256  # from here on, each tile of weights would be widened more than four times
@@ -25,6 +26,7 @@ _RESTORED = 2**24  # numbers restored at once: 32 MiB
 _PROGRAMS = 512  # at least so many, if the parts of a split product stay longer than this:
 _LEAST_BLOCKS = 8
 _TILES = ((16, 64, 4), (32, 64, 4), (64, 128, 8))  # rows, outputs, warps
+_TILE_WITH_MINIMA = (16, 32, 4)  # a larger one would spill registers on 8.6 and 12.0
 NUM_STAGES = 4
 _JOINED = 1024
 _OUTPUTS, _RESTORED_BYTES = 8, 256  # of a program that restores
@@ -278,7 +280,7 @@ def _multiply_few(
 ) -> torch.Tensor:
     (num_rows, columns), size = x.shape, weights.out_features
     assert columns == weights.in_features
-    rows, outputs, num_warps = next((tile for tile in _TILES if num_rows <= tile[0]), _TILES[-1])
+    rows, outputs, num_warps = _choose_tile(num_rows, weights)
     tiles = triton.cdiv(size, outputs), triton.cdiv(num_rows, rows)
     width = weights.numbers.shape[1]
     blocks = width // weights.pair
@@ -301,6 +303,12 @@ def _multiply_few(
             HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, BLOCK=_JOINED,
         )  # fmt: skip
     return out
+
+
+def _choose_tile(num_rows: int, weights: Weights) -> tuple[int, int, int]:
+    has_minima = weights.starts is not None and weights.starts.dtype == torch.int8
+    tiles = (_TILE_WITH_MINIMA, *_TILES[1:]) if has_minima and not has_warp_groups() else _TILES
+    return next((tile for tile in tiles if num_rows <= tile[0]), tiles[-1])
 
 
 def list_tensors(weights: Weights) -> tuple[torch.Tensor | None, ...]:
