@@ -9,11 +9,11 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.model import CLIMBS, DOWNLOAD_OR_CLAIM_PATTERN, is_valid_uri
 
 _PLACE: Final = "^pvc://[^/]+/|^..://"
-SpeculationMethod = Literal["NGram", "Draft"]
+SpeculationMethod = Literal["NGram", "Draft", "MTP"]
 
 
 class DraftModel(ApiModel):
-    """A smaller model with the same tokenizer."""
+    """A smaller model, or an EAGLE-3 head."""
 
     uri: Annotated[
         str,
@@ -33,13 +33,13 @@ class Speculation(ApiModel):
     rules: ClassVar = (
         Rule(
             "has(self.draft) == (self.method == 'Draft')",
-            "method Draft needs draft, and NGram has none",
+            "method Draft needs draft; others have none",
             lambda speculation: (speculation.draft is not None) == (speculation.method == "Draft"),
         ),
     )
 
     method: SpeculationMethod
-    """NGram: what followed the last tokens earlier in the text. Draft: guesses of `draft`."""
+    """NGram: what followed the last tokens earlier. Draft: guesses of `draft`. MTP: the model's own head."""
     draft: DraftModel | None = None
     max_tokens: Annotated[int, Field(ge=1, le=16)] = 8
     """Most drafts of one request in a step."""

@@ -426,7 +426,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
         'supported values: "NGram", "Draft"',
         speculation={"method": "Auto"},
     ),
-    drafts("draft model that is not named", "", "method Draft needs draft, and NGram has none", method="Draft"),
+    drafts("draft model that is not named", "", "method Draft needs draft; others have none", method="Draft"),
     drafts("draft model that is not used", "", "method Draft needs draft", method="NGram", draft={"uri": "hf://a/b"}),
     *(
         drafts(

@@ -44,7 +44,7 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
         InferenceService.parse(body)
-    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts, guessed = (
+    embeds, in_bucket, in_image, mirrored, rounded, in_gguf, vllm, drafts, guessed, own_head, head = (
         services.create(body)["spec"] for body in bodies
     )
     assert embeds["engine"]["maxQueuedRequests"] == 2048
@@ -56,6 +56,8 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert vllm["runtime"] == "VLLM"
     assert drafts["speculation"] == {"method": "NGram", "maxTokens": 8}
     assert guessed["speculation"]["draft"] == {"uri": "hf://Qwen/Qwen3-0.6B"}
+    assert own_head["speculation"] == {"method": "MTP", "maxTokens": 2}
+    assert head["speculation"]["draft"]["uri"].endswith("eagle3")
 
 
 def test_credentials_of_a_csi_driver_are_taken_as_the_page_says(services: Services) -> None:

@@ -34,6 +34,7 @@ QUICK = [
     (f"constrained {TINY} --rows 3 --tokens 12", "slow"),
     (f"speculation {TINY} --rows 1,2 --rounds 1", "slow"),
     (f"speculation {TINY} --draft-shape tiny --rows 1 --rounds 1 --right 1", "slow"),
+    ("speculation --model {model} --dtype float32 --train-head 1 --rows 1 --rounds 1", "slow"),
     (f"adapters {TINY} --rows 3 --prompt-tokens 8 --tokens 4 --adapters 2 --rank 2 --compare peft", "slow"),
     ("adapter-slots --model-shape tiny --adapters 4 --slots 2 --rank 2 --requests 20 --tokens 4 --rounds 2", "slow"),
     ("schemas tests/engine/text/schema/emitted --samples 2", "slow"),

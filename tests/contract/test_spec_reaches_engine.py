@@ -172,7 +172,7 @@ def test_every_method_of_speculation_arrives(tmp_path: Path) -> None:
         read_as_engine(
             build_body(speculation={"method": method, **drafts}, engine={"device": "Auto"}), tmp_path
         ).speculation
-        for method, drafts in zip(get_args(SpeculationMethod), ({}, {"draft": {"uri": "hf://a/b"}}), strict=True)
+        for method, drafts in zip(get_args(SpeculationMethod), ({}, {"draft": {"uri": "hf://a/b"}}, {}), strict=True)
     ]
     assert arrived == list(get_args(engine_config.SpeculationMethod))
 

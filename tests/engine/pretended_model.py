@@ -28,7 +28,12 @@ class PretendedModel:
 
     If it has states, each row also has a state of all tokens that it has computed, which starts anew with a first
     token. The next token depends on it, so it is wrong after a token that was computed twice or by another request.
+    After a step with rejected drafts, it is as before the step.
+
+    lag: that of its draft model, see `ModelDrafts`.
     """
+
+    lag = 0
 
     def __init__(self, block_size: int, has_states: bool = False, tables: KVTables = ONE_TABLE) -> None:
         self._block_size = block_size
@@ -105,13 +110,14 @@ class PretendedModel:
         wanted = dict(zip(plan.rows[plan.num_decodes :], map(len, plan.drafts), strict=False))
         drafts: dict[int, list[int]] = {}
         for row, first, number in plan.readings:
-            known = self._token_ids[row][: first + number]
-            assert len(known) == first + number, "the draft model reads known tokens"
+            end = first + number + self.lag
+            known = self._token_ids[row][:end]
+            assert len(known) == end, "the draft model reads known tokens"
             drafts[row] = []
             for _ in range(wanted.get(row, 0)):
                 drafts[row].append(next_token([*known, *drafts[row]]) if (len(known) + len(drafts[row])) % 4 else 3)
             if drafts[row]:
-                self._token_ids[row][first + number :] = drafts[row]
+                self._token_ids[row][end:] = drafts[row]
             for position in range(first, first + number + max(0, len(drafts[row]) - 1)):
                 self._draft_slots[self._slot(row, 0, position)] = self._content(row, 0, position)
         for row, first, number in plan.readings:
@@ -161,11 +167,15 @@ class PretendedModel:
         places = [(table, first + index) for index in range(len(block_ids) // max(1, len(tables))) for table in tables]
         self._block_ids[row] |= zip(places, block_ids, strict=True)
 
-    def _sample(self, row: int, length: int, allowed: bytes | None) -> list[int]:
+    def _sample(self, row: int, length: int, allowed: bytes | None, num_later: int = 0) -> list[int]:
+        """num_later: tokens that the step computes in the row after these."""
         token_ids = self._token_ids[row][:length]
         assert len(token_ids) == length, "all its tokens are known"
         self._token_ids[row] = token_ids
-        token_id = next_allowed(token_ids if self._states is None else self._states[row], allowed)
+        known = token_ids
+        if self._states is not None:
+            known = self._states[row][: len(self._states[row]) - num_later]
+        token_id = next_allowed(known, allowed)
         if self.breaks:
             self.breaks, token_id = False, -1
         token_ids.append(max(0, token_id))
@@ -175,7 +185,9 @@ class PretendedModel:
         """Sample the token after the row's first `length` tokens, and one more for each draft that is accepted."""
         sampled: list[int] = []
         while sampled == drafts[: len(sampled)] and len(sampled) <= len(drafts):
-            sampled += self._sample(row, length + len(sampled), None)
+            sampled += self._sample(row, length + len(sampled), None, len(drafts) - len(sampled))
+        if self._states is not None and len(sampled) <= len(drafts):
+            del self._states[row][-len(drafts) - 1 :]
         return sampled
 
     def _slot(self, row: int, table: int, position: int) -> int:

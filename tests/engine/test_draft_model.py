@@ -13,7 +13,7 @@ from tests.engine.lora import answer, save_adapter
 from tests.engine.pretended_model import Generous
 from tests.engine.references import Reference, add, answers, run, tokens_of
 from tests.engine.test_speculation import DRAFTING, PARAMETERS, without_counts
-from tests.engine.tiny_models import VOCAB_SIZE, WITH_STATES, save_tiny_model
+from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError, StartError
@@ -71,6 +71,13 @@ def test_another_draft_model_changes_no_greedy_token(
     assert core.stats().num_accepted_tokens < core.stats().num_draft_tokens
 
 
+def test_a_draft_model_of_a_model_with_states_changes_no_greedy_token(reference: GetReference, other: Path) -> None:
+    ref = reference("qwen3_5_text")
+    core = make_core(ref, other)
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_accepted_tokens < core.stats().num_draft_tokens
+
+
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("is_other", [True, False])
@@ -92,14 +99,14 @@ def test_a_shared_prefix_is_read_once_and_its_guesses_stay_right(reference: GetR
     core = make_core(ref, ref.directory, max_num_batched_tokens=512)
     read: list[int] = []
     runner: Any = core.executor
-    compute = runner._draft._compute
+    guess = runner._draft._guess
 
-    def count(readings: Any, rows: Any) -> torch.Tensor:
+    def count(readings: Any, rows: Any, *, is_first: bool) -> torch.Tensor:
         read.append(sum(number for *_, number in readings))
-        found: torch.Tensor = compute(readings, rows)
+        found: torch.Tensor = guess(readings, rows, is_first=is_first)
         return found
 
-    runner._draft._compute = count
+    runner._draft._guess = count
     counts = []
     for _ in range(2):
         assert answers(core, ref.prompts[2:3]) == ref.answers[2:3]
@@ -234,9 +241,6 @@ def test_draft_models_that_cannot_work_are_refused(reference: GetReference, tmp_
         check_speculation(config, torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"`draft_model` is a \w+, which keeps states that cannot go back"):
         make_core(ref, reference("qwen3_5_text").directory)
-    for kind in sorted(set(WITH_STATES))[:1]:
-        with pytest.raises(ConfigError, match=r"`speculation: draft` computes .* states that \w+ keeps"):
-            make_core(reference(kind), ref.directory)
     save_tiny_model("llama", tmp_path / "short", max_position_embeddings=64)
     with pytest.raises(ConfigError, match="made for at most 64 tokens, and a request has up to 96; set"):
         make_core(ref, tmp_path / "short")
@@ -293,13 +297,13 @@ def test_a_draft_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_draft_model_that_cannot_be_computed_ends_the_start(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
-    def fail(*_: Any) -> torch.Tensor:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
         raise error
 
     ref = reference("llama")
     drafting = {"speculation": "draft", "draft_model": str(ref.directory), "warmup": True}
     ref.make_core(**drafting)
-    monkeypatch.setattr(DraftModel, "_compute", fail)
+    monkeypatch.setattr(DraftModel, "_guess", fail)
     with pytest.raises(ModelError, match=r"^`draft_model` cannot be computed: .*Error: no ") as refused:
         ref.make_core(**drafting)
     assert refused.value.reason == reason

@@ -48,6 +48,15 @@ def test_weights_and_cache_are_those_of_an_engine(tmp_path: Path, kind: str) -> 
     assert "L4, A10G (24 GB): 256" in lines["fits"]
 
 
+def test_a_head_in_the_files_is_counted_by_itself(tmp_path: Path) -> None:
+    save_tiny_model("deepseek_v3", tmp_path, moe_intermediate_size=4096)
+    line = lines_of(tmp_path)["head"]
+    # Three experts and the shared one have three matrices each; latents of 16 and 8 numbers, and a hidden state of 48.
+    assert line == f"0.01 GB more, and {2 * (16 + 8) + 2 * 48} bytes a token, with `speculation: MTP`, on CPUs"
+    save_tiny_model("deepseek_v3", tmp_path, num_nextn_predict_layers=0)
+    assert "head" not in lines_of(tmp_path)
+
+
 def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "num_hidden_layers": 12,

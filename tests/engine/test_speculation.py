@@ -13,7 +13,7 @@ from tests.engine.loop.test_plain_steps import answers_of
 from tests.engine.lora import answer, save_adapter
 from tests.engine.pretended_model import Oracle
 from tests.engine.references import Reference, add, answers, run, tokens_of
-from tests.engine.tiny_models import KINDS, WITH_STATES
+from tests.engine.tiny_models import KINDS, REJECTED, WITH_STATES
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution.limits import check_speculation
@@ -57,6 +57,26 @@ def speculate(core: EngineCore, prompts: list[list[int]], answers: list[list[int
 def test_greedy_tokens_are_those_of_generate(reference: GetReference, kind: str, mode: str) -> None:
     ref = reference(kind)
     assert speculate(ref.make_core(batching_mode=mode), ref.prompts, ref.answers) == ref.answers
+
+
+SEVERAL = sorted(WITH_STATES & set(KINDS) | {"lfm2", "nemotron_h"})
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(WITH_STATES - {*SEVERAL, *REJECTED})]
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in SEVERAL if kind not in REJECTED), *OTHERS])
+def test_states_go_back_after_rejected_drafts(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    assert speculate(ref.make_core(speculation="ngram"), ref.prompts, ref.answers) == ref.answers
+
+
+@pytest.mark.parametrize("changes", [{"batching_mode": "dynamic"}, {"num_kv_blocks": 9}], ids=str)
+def test_states_of_compiled_layers_and_preempted_rows_go_back_too(
+    reference: GetReference, changes: dict[str, Any]
+) -> None:
+    ref = reference("qwen3_5_text")
+    core = ref.make_core(speculation="ngram", attention_backend="auto", **changes)
+    assert speculate(core, ref.prompts, ref.answers) == ref.answers
+    assert core.stats().num_preemptions > 0 or "num_kv_blocks" not in changes
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
@@ -281,8 +301,5 @@ def test_devices_and_models_without_drafts_are_named(reference: GetReference) ->
     ref = reference("llama")
     with pytest.raises(ConfigError, match="`speculation: ngram` is for CPUs, and this engine runs on cuda; remove it"):
         check_speculation(ref.make_config(speculation="ngram"), torch.device("cuda"))
-    for kind in sorted(set(KINDS) & set(WITH_STATES)):
-        with pytest.raises(ConfigError, match=r"the states that \w+ keeps for each request cannot go back"):
-            reference(kind).make_core(speculation="ngram")
     with pytest.raises(ValueError, match="speculation needs `overlap=False`"):
         ref.make_core(speculation="ngram", overlap=True)

@@ -14,6 +14,7 @@ Tokens are words and marks. With `--model`, a model's own greedy answers to ques
 
 With `--draft-shape`, a draft model with random weights computes the guesses. Then so many of them are replaced by the
 answer's tokens as `--right` says, and the others by wrong tokens. With `--model` and `--draft`, a draft model guesses.
+With `--train-head`, an EAGLE-3 head guesses, which is trained first.
 The last line printed is one JSON object.
 """
 
@@ -40,6 +41,7 @@ import torch
 
 from conveyor_bench.comparing.shapes import SHAPES
 from conveyor_bench.comparing.systems import write_model
+from conveyor_bench.engine.train_head import train_head
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.execution.sampling.sampler import Sampled
@@ -112,8 +114,8 @@ class Given:
         runner._sampler.sample = self._replace
         self.right, self._random = 0.0, Random(0)  # the share of a draft model's guesses that are right
         if runner._draft is not None:
-            self._compute = runner._draft._compute
-            runner._draft._compute = self._guess
+            self._guess, self._lag = runner._draft._guess, runner._draft.lag
+            runner._draft._guess = self._guess_given
 
     def begin(self, plan: StepPlan) -> Sample:
         for admitted in plan.admitted:
@@ -124,10 +126,10 @@ class Given:
         begun: Sample = self._runner.begin(plan)
         return begun
 
-    def _guess(self, readings: Sequence[tuple[int, int, int]], rows: Any) -> torch.Tensor:
+    def _guess_given(self, readings: Sequence[tuple[int, int, int]], rows: Any, *, is_first: bool) -> torch.Tensor:
         """Return guesses of which the share `right` is right."""
-        self._compute(readings, rows)
-        answer = torch.stack([self._tokens[row, first + number] for row, first, number in readings])
+        self._guess(readings, rows, is_first=is_first)
+        answer = torch.stack([self._tokens[row, first + number + self._lag] for row, first, number in readings])
         return answer + torch.tensor([self._random.random() >= self.right for _ in readings])
 
     def _replace(self, logits: torch.Tensor, samples: Any, *rest: Any) -> Sampled:
@@ -181,6 +183,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--draft-shape", choices=SHAPES, help="a draft model with random weights of these sizes")
     parser.add_argument("--right", default="0,0.5,0.8,1", help="shares of its guesses that are right; comma-separated")
     parser.add_argument("--draft", type=Path, help="a draft model for the one of --model")
+    parser.add_argument("--train-head", type=int, help="so many steps train an EAGLE-3 head for --model, which guesses")
     parser.add_argument("--rounds", type=int, default=5, help="each measures with drafts and without")
     arguments = parser.parse_args(argv)
     rows, cases = [int(each) for each in arguments.rows.split(",")], arguments.cases.split(",")
@@ -188,8 +191,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--cases has {unknown.pop()!r}, which is none of {', '.join(CASES)}")
     if min(*rows, arguments.rounds) < 1:
         parser.error("--rows and --rounds must be at least 1")
-    if (arguments.draft and not arguments.model) or (arguments.draft_shape and arguments.model):
-        parser.error("--draft needs --model, and --draft-shape is for models with random weights")
+    if (arguments.draft or arguments.train_head) and not arguments.model:
+        parser.error("--draft and --train-head need --model")
+    if arguments.draft_shape and arguments.model:
+        parser.error("--draft-shape is for models with random weights")
     report = partial(print, flush=True)
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -200,6 +205,9 @@ def main(argv: Sequence[str]) -> int:
             draft = Path(name) / "draft"
             dtype, vocab_size = getattr(torch, arguments.dtype), SHAPES[arguments.model_shape]["vocab_size"]
             write_model(draft, arguments.draft_shape, dtype, vocab_size)
+        if arguments.train_head is not None:
+            draft = Path(name) / "head"
+            train_head(model, draft, arguments.train_head, PAGES)
         config = EngineConfig(
             model=str(model),
             device="cpu",

@@ -6,7 +6,7 @@ settings. Values that the engine finds at its start, such as the number of KV bl
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from conveyor_engine.config.kinds import ADAPTERS, CLASS, LENGTHS, MAX_TOKENS, SHARES
 from conveyor_engine.registry import find_packages
@@ -42,7 +42,8 @@ ToolParser = Literal[
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed_oss", "openai_gptoss", "gemma4", "cohere_command3"]
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 Quantization = Literal["int8", "int4"]
-SpeculationMethod = Literal["ngram", "draft"]
+SpeculationMethod = Literal["ngram", "draft", "mtp"]
+GUESSING: Final = ("draft", "mtp")  # methods with a model that guesses
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -169,13 +170,15 @@ class EngineConfig:
     speculation: SpeculationMethod | None = setting(
         None,
         "drafts the next tokens of answers, for a model that generates text, on CPUs: ngram = what followed the last "
-        "tokens earlier in prompt or answer; draft = the guesses of `draft_model`. Steps compute drafts only while "
+        "tokens earlier in prompt or answer; draft = the guesses of `draft_model`; mtp = those of the head for "
+        "multi-token prediction in the model's files. Steps compute drafts only while "
         "these save time. Default: no drafts",
         optional(literal(SpeculationMethod)),
     )
     draft_model: str | None = setting(
         None,
-        "path of the directory or GGUF file of a smaller model with the same tokenizer, for `speculation: draft`",
+        "path of the directory or GGUF file of a smaller model with the same tokenizer, or the directory of an EAGLE-3 "
+        "head of the model, for `speculation: draft`",
         optional(WORDS),
     )
     speculation_tokens: int = setting(8, "most draft tokens of one request in a step", whole_number(1, 16))
@@ -353,17 +356,14 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
 
 
 def _find_conflicts_of_draft(config: EngineConfig) -> Iterator[tuple[str, str]]:
-    if config.speculation != "draft":
-        if config.draft_model is not None:
-            yield "draft_model", "is for `speculation: draft` alone: set that, or leave it out"
-        return
-    if config.draft_model is None:
+    if config.speculation != "draft" and config.draft_model is not None:
+        yield "draft_model", "is for `speculation: draft` alone: set that, or leave it out"
+    if config.speculation == "draft" and config.draft_model is None:
         yield "speculation", "draft needs `draft_model`: give both"
-    if config.tensor_parallel_size > 1:
-        yield (
-            "draft_model",
-            "and `tensor_parallel_size` exclude each other: draft models cannot be divided among devices",
-        )
+    if config.speculation in GUESSING and config.tensor_parallel_size > 1:
+        name = "draft_model" if config.speculation == "draft" else "speculation"
+        why = "draft models and heads cannot be divided among devices"
+        yield name, f"and `tensor_parallel_size` exclude each other: {why}"
 
 
 def _find_conflicts_of_workload(config: EngineConfig) -> Iterator[tuple[str, str]]:

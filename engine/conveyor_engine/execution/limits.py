@@ -71,11 +71,6 @@ def check_settings_with_states(config: EngineConfig, name: str) -> None:
             f"`padding: real` computes dummy tokens, which would change the states that {name} keeps "
             "for each request; use `padding: none`"
         )
-    if config.speculation is not None:
-        raise ConfigError(
-            f"`speculation: {config.speculation}` computes tokens that may be rejected, and the states that {name} "
-            "keeps for each request cannot go back; remove it"
-        )
 
 
 def choose_batch_limits(config: EngineConfig, device: torch.device, task: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ which reads the states of some rows from pools and writes them back. `tasks.gene
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -37,9 +37,9 @@ class StateShape:
 Shapes = dict[StateKey, StateShape]
 
 
-def row_bytes(shapes: Shapes) -> int:
-    """Return the bytes of all states of one row."""
-    return sum(shape.num_bytes for shape in shapes.values())
+def row_bytes(shapes: Shapes, *, copied: bool = False) -> int:
+    """Return the bytes of all states of one row. copied: with a copy, to which the row can go back."""
+    return (1 + copied) * sum(shape.num_bytes for shape in shapes.values())
 
 
 def step_bytes(shapes: Shapes, num_rows: int) -> int:
@@ -52,19 +52,37 @@ def step_bytes(shapes: Shapes, num_rows: int) -> int:
 
 @dataclass(slots=True)
 class States:
-    """A pool of every state, (rows, *shape)."""
+    """A pool of every state, (rows, *shape), and pools for copies of some rows."""
 
     pools: dict[StateKey, torch.Tensor]
+    saved: dict[StateKey, torch.Tensor]
 
     @classmethod
-    def allocate(cls, shapes: Shapes, num_rows: int, device: torch.device) -> "States":
-        """Allocate the pools, filled with zeros. The channels of convolutions lie side by side."""
-        pools = {}
-        for key, state in shapes.items():
-            shape = (num_rows, *(reversed(state.shape) if key.kind == "conv" else state.shape))
-            pool = torch.zeros(shape, dtype=state.dtype, device=device)
-            pools[key] = pool.transpose(1, 2) if key.kind == "conv" else pool
-        return cls(pools)
+    def allocate(cls, shapes: Shapes, num_rows: int, device: torch.device, num_saved: int = 0) -> "States":
+        """Allocate the pools, filled with zeros. num_saved: the most rows that are copied at once."""
+        return cls(_allocate(shapes, num_rows, device), _allocate(shapes, num_saved, device))
+
+    def save(self, rows: Sequence[int]) -> None:
+        """Copy the states of these rows."""
+        for key, pool in self.pools.items():
+            for place, row in enumerate(rows):
+                self.saved[key][place] = pool[row]
+
+    def restore(self, places: Iterable[tuple[int, int]]) -> None:
+        """Give rows their copies back. places: (its place in the argument of `save`, row)."""
+        for place, row in places:
+            for key, pool in self.pools.items():
+                pool[row] = self.saved[key][place]
+
+
+def _allocate(shapes: Shapes, num_rows: int, device: torch.device) -> dict[StateKey, torch.Tensor]:
+    """Return a pool of each state, filled with zeros. The channels of convolutions lie side by side."""
+    pools = {}
+    for key, state in shapes.items():
+        shape = (num_rows, *(reversed(state.shape) if key.kind == "conv" else state.shape))
+        pool = torch.zeros(shape, dtype=state.dtype, device=device)
+        pools[key] = pool.transpose(1, 2) if key.kind == "conv" else pool
+    return pools
 
 
 class _CacheMethods:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import GUESSING, EngineConfig
 from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError, is_out_of_memory
 from conveyor_engine.loop.adapters import Adapters
 from conveyor_engine.loop.executor import Executor, TakesAdapters, compute
@@ -174,8 +174,9 @@ class EngineCore:
         if config.workload is not None:
             for number, tokens in config.workload.list_warm_up(facts.max_num_seqs, facts.max_num_batched_tokens):
                 self._run_dummies(scheduler, task, number, min(task.dummy_cost_max, tokens))
-        if config.speculation == "draft":
-            self._warm_up_draft(Scheduler(replace(settings, speculation="draft"), facts), task)
+        if config.speculation in GUESSING:
+            what = "`draft_model`" if config.speculation == "draft" else "the model's head"
+            self._warm_up_draft(Scheduler(replace(settings, speculation=config.speculation), facts), task, what)
 
     def _run_dummies(
         self, scheduler: Scheduler, task: Task, num_requests: int, cost: int, adapter: int = 0, where: str = ""
@@ -185,8 +186,11 @@ class EngineCore:
             scheduler.add_request(msgspec.structs.replace(task.build_dummy(number, cost), adapter=adapter))
         self._run_all(scheduler, task, where)
 
-    def _warm_up_draft(self, scheduler: Scheduler, task: Task) -> None:
-        """Let the draft model read a step's most tokens and guess one. Raises ModelError if it raises."""
+    def _warm_up_draft(self, scheduler: Scheduler, task: Task, what: str) -> None:
+        """Let the draft model, or the head, read a step's most tokens and guess one. Raises ModelError if it raises.
+
+        what: its name in the error.
+        """
         facts = self.facts
         cost = max(1, min(READ_TOKENS, facts.max_num_batched_tokens, facts.max_model_len - 1) - 2)
         dummy = task.build_dummy(0, cost)
@@ -198,7 +202,7 @@ class EngineCore:
         except Exception as error:  # the draft model or its kernels may raise anything
             reason = FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.UNSUPPORTED_MODEL
             why = f"{type(error).__name__}: {error}"
-            raise ModelError(f"`draft_model` cannot be computed: {why}", reason=reason) from error
+            raise ModelError(f"{what} cannot be computed: {why}", reason=reason) from error
 
     def _run_all(self, scheduler: Scheduler, task: Task, where: str) -> None:
         while scheduler.requests:

@@ -21,6 +21,7 @@ from conveyor_engine.execution.gpus import GPUS, count_requests
 from conveyor_engine.execution.limits import DEFAULT_BATCHED_TOKENS, find_context
 from conveyor_engine.execution.models import checks, kinds
 from conveyor_engine.execution.models.experts import find_clamps, is_gated
+from conveyor_engine.execution.models.heads import build_own_head, count_own_weights
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.loader import load_config
@@ -86,6 +87,7 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
         yield f"gpu      {_gb(on_gpus)} of weights: {declared and declared.name} is kept"
         weight_bytes = on_gpus
     if task == "generate":
+        yield from _describe_head(config)
         yield from _describe_cache(built, config, weight_bytes)
     else:
         yield f"fits     {', '.join(gpu.name for gpu in GPUS if count_requests(gpu, weight_bytes, 0, 1)) or 'no GPU'}"
@@ -150,6 +152,18 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
         take_towers(model)
     model.config.pad_token_id = None  # GPT-2's class looks for padding among the probe's tokens, which are no numbers
     return model
+
+
+def _describe_head(config: PretrainedConfig) -> Iterator[str]:
+    """Yield what the head for multi-token prediction takes, if config.json declares one."""
+    with _META:
+        head = build_own_head(config, _DTYPE)
+    if head is not None:
+        keep_latents(head)
+        layers, _ = probe_layers(head, _META)
+        token = _token_bytes(layers) + config.get_text_config().hidden_size * _DTYPE.itemsize
+        size = _gb(count_own_weights(head) * _DTYPE.itemsize)
+        yield f"head     {size} more, and {token:,} bytes a token, with `speculation: MTP`, on CPUs"
 
 
 def _describe_cache(model: PreTrainedModel, config: PretrainedConfig, weight_bytes: int) -> Iterator[str]:

@@ -40,9 +40,10 @@ class Rates:
 class DraftState:
     """What the draft model has read of one request, and how often it was right."""
 
-    __slots__ = ("admission", "num_read", "num_right", "rates")
+    __slots__ = ("admission", "lag", "num_read", "num_right", "rates")
 
-    def __init__(self) -> None:
+    def __init__(self, lag: int) -> None:
+        self.lag = lag  # of a head, see `ModelDrafts`
         self.admission = -1  # of the request when `num_read` was counted
         self.num_read = 0  # its first tokens, whose keys the draft model has
         self.num_right = 0  # guesses that were right in a row

@@ -42,9 +42,13 @@ class Prices(NamedTuple):
 class ModelDrafts:
     """Lets requests have drafts while they are expected to pay."""
 
-    def __init__(self, max_tokens: int, block_size: int) -> None:
-        """max_tokens: the most drafts of one request in a step."""
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int, block_size: int, lag: int = 0, has_states: bool = False) -> None:
+        """max_tokens, has_states: see `Speculation`. lag: 1 for a head (`ModelFacts.draft_lag`).
+
+        A head computes at each position what follows the token after it. So it has one position less than tokens, and
+        a position's keys depend on the next token. What it computes for its own guesses is computed again.
+        """
+        self.max_tokens, self._lag, self._tokens_of_draft = max_tokens, lag, 1 + has_states
         self._block_size = block_size
         self._rates = Rates(KEPT_OF_SERVICE)
         self._cost, self._draft_cost = StepCost(smoothing=1.0), StepCost(smoothing=1.0)
@@ -68,6 +72,7 @@ class ModelDrafts:
             self._pause = max(0, self._pause - 1)
             return
         states = {each: self._find_state(each) for each in requests if _may_have_drafts(each)}
+        states = {each: state for each, state in states.items() if _count_unread(each) > 0}
         if not states:
             return
         prices = self._find_prices(len(requests))
@@ -122,7 +127,7 @@ class ModelDrafts:
     def _find_state(self, request: RequestState) -> DraftState:
         state = request.draft_state
         if state is None:
-            state = request.draft_state = DraftState()
+            state = request.draft_state = DraftState(self._lag)
         if state.admission != request.admission:
             state.admission, state.num_read = request.admission, self._count_held(request)
         state.num_read = min(state.num_read, request.num_computed_tokens)  # rejected drafts are read again
@@ -135,7 +140,7 @@ class ModelDrafts:
             if self._held.get(block) != prefix:
                 break
             number += self._block_size
-        return number
+        return max(0, number - self._lag)
 
     def _forget(self, reading: Reading) -> None:
         """Forget what the blocks held that the draft model will write."""
@@ -147,14 +152,15 @@ class ModelDrafts:
         """Record what the draft model has read, and which of its guesses were right."""
         request, state = reading.request, reading.request.draft_state
         assert state is not None
-        num_right = max(0, min(reading.num_drafts, len(request.token_ids) - reading.end - 1))
+        num_right = max(0, min(reading.num_drafts, len(request.token_ids) - self._lag - reading.end - 1))
         for _ in range(num_right):
             self._judge(state, True)
         if num_right < reading.num_drafts and request.finished is None:
             self._judge(state, False)
         if request.admission != reading.admission:
             return
-        state.num_read = reading.end + max(0, reading.num_drafts - 1)
+        num_read_drafts = 0 if self._lag else min(num_right, max(0, reading.num_drafts - 1))
+        state.num_read = reading.end + num_read_drafts
         begin, end = reading.first // self._block_size, reading.end // self._block_size
         self._held.update(zip(request.block_table[begin:end], request.block_hashes[begin:end], strict=False))
 
@@ -171,7 +177,8 @@ class ModelDrafts:
         if cost is None or of_draft is None or self._num_drafting < ENOUGH_DRAFTED:
             return Prices(1 / num_rows, 1 / (num_rows + ASSUMED_TOKENS) / MARGIN, 0.0, 0.0, are_known=False)
         worth = cost.seconds(num_rows, 0) / num_rows
-        return Prices(worth, cost.per_token + of_draft.per_row, of_draft.base, of_draft.per_token)
+        per_draft = self._tokens_of_draft * cost.per_token + of_draft.per_row
+        return Prices(worth, per_draft, of_draft.base, of_draft.per_token)
 
     def _choose(self, states: Mapping[RequestState, DraftState], prices: Prices) -> dict[RequestState, int]:
         """Return the requests for which drafts pay, with their numbers of drafts."""
@@ -209,8 +216,9 @@ def _may_have_drafts(request: RequestState) -> bool:
 
 def _count_unread(request: RequestState) -> int:
     """Return how many tokens the draft model would read before it guesses."""
-    assert request.draft_state is not None
-    return len(request.token_ids) - request.draft_state.num_read
+    state = request.draft_state
+    assert state is not None
+    return len(request.token_ids) - state.lag - state.num_read
 
 
 def _find_numbers(chances: Mapping[RequestState, Sequence[float]], prices: Prices) -> dict[RequestState, int]:

@@ -75,9 +75,11 @@ class Outputs:
     def add_tokens(self, work: Work, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """Record that a step of the request and its drafts is computed, and add the tokens that it sampled.
 
-        The drafts after the last of these tokens are computed again, or others in their place.
+        The drafts after the last of these tokens are computed again, or others in their place. If layers keep states
+        and a draft was rejected, the states are those before the step. So its tokens are computed again.
         """
         request = work.request
+        num_computed = request.num_computed_tokens
         drafter, num_drafts, num_accepted = request.drafter, work.num_tokens - 1, len(token_ids) - 1
         request.num_awaited_tokens -= work.num_logits
         request.num_scheduled_tokens -= work.num_tokens - len(token_ids)
@@ -93,6 +95,8 @@ class Outputs:
             self._append_token(request, token_id, None if logprobs is None else logprobs[index : index + 1], None)
             if request.finished is not None:
                 return
+        if self._facts.has_states and len(token_ids) < work.num_tokens:
+            request.num_computed_tokens = request.num_scheduled_tokens = num_computed
 
     def add_scores(self, request: RequestState, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the log probabilities of the next tokens of the request's prompt. Every mode sends them at once."""

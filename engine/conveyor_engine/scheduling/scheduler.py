@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import GUESSING, EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.adapter_slots import AdapterSlots
 from conveyor_engine.scheduling.admission import Admission
@@ -324,12 +324,14 @@ class Scheduler:
     def restart(self, plan: StepPlan, message: str) -> bool:
         """Preempt the requests of the only open step, which failed. They begin again, each alone.
 
-        A request that failed alone ends with an error. Returns False if no request still needs the step.
+        A request that failed alone and without drafts ends with an error. Returns False if no request still needs the
+        step.
         """
-        planned = [work.request for work in self._batch.step(plan.number).work]
+        step = self._batch.step(plan.number)
+        planned = [work.request for work in step.work]
         self._batch.undo_step(plan.number)
         requests = [r for r in planned if self.requests.get(r.request_id) is r and r.finished is None]
-        if len(planned) == 1 and requests:
+        if len(planned) == 1 and requests and not step.has_drafts:
             self._end(requests[0], FinishReason.ERROR, message)
             return True
         self._preempt(requests)
@@ -367,6 +369,6 @@ class Scheduler:
 def _build_speculation(config: EngineConfig, facts: ModelFacts) -> Speculation | ModelDrafts | None:
     if config.speculation is None:
         return None
-    if config.speculation == "draft":
-        return ModelDrafts(config.speculation_tokens, facts.block_size)
-    return Speculation(config.speculation_tokens)
+    if config.speculation in GUESSING:
+        return ModelDrafts(config.speculation_tokens, facts.block_size, facts.draft_lag, facts.has_states)
+    return Speculation(config.speculation_tokens, facts.has_states)

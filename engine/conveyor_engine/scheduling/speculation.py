@@ -29,9 +29,10 @@ MARGIN: Final = 1.25  # a draft must be worth its cost times this
 class Speculation:
     """Proposes drafts while they are expected to pay."""
 
-    def __init__(self, max_tokens: int) -> None:
-        """max_tokens: the most drafts of one request in a step."""
+    def __init__(self, max_tokens: int, has_states: bool = False) -> None:
+        """max_tokens: the most drafts of one request in a step. has_states: whether layers keep states for rows."""
         self.max_tokens = max_tokens
+        self._tokens_of_draft = 1 + has_states  # with states, a step with rejected drafts is computed again
         self._of_service = Rates(KEPT_OF_SERVICE)
         self._cost = StepCost(smoothing=1.0)
         self._num_steps = 0
@@ -86,7 +87,7 @@ class Speculation:
         if cost is None or self._num_drafted < ENOUGH_DRAFTED:
             return num_rows / (num_rows + ASSUMED_TOKENS)
         worth = cost.seconds(num_rows, 0) / num_rows
-        return MARGIN * cost.per_token / worth if worth else 1.0
+        return MARGIN * self._tokens_of_draft * cost.per_token / worth if worth else 1.0
 
 
 def _read(drafters: Mapping[RequestState, Drafter]) -> None:

@@ -218,6 +218,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     encodes_beside: bool = False
     kv_tables: KVTables = ONE_TABLE
     speculates: bool = False  # whether steps compute drafts from texts, and so from predictions
+    draft_lag: int = 0  # 1 if drafts are guessed from a token's hidden state and the token after it, otherwise 0
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

@@ -61,7 +61,7 @@ class History(SchedulerHistory):
         tables=st.sampled_from(((1, 1), (1, 3), (2, 1), (0, 1))),
         window=st.sampled_from((1, 3, 4, 9)),
         encodes_beside=st.booleans(),
-        speculates=st.sampled_from(("", "", "", "by texts", "by a model")),
+        speculates=st.sampled_from(("", "", "", "by texts", "by a model", "by a head")),
     )
     def begin(
         self,
@@ -80,7 +80,7 @@ class History(SchedulerHistory):
     ) -> None:
         self.now = 0.0
         if speculates := speculates if self.mode != "static" else "":
-            num_ahead, has_states = 0, False  # the engine refuses drafts beside either
+            num_ahead = 0  # the engine refuses drafts beside steps that are planned ahead
         kv_tables = ONE_TABLE
         if self.has_windows:
             kv_tables = KVTables(*tables, window=window, in_flight=(1 + num_ahead) * BUDGET)
@@ -108,8 +108,9 @@ class History(SchedulerHistory):
             clock=self.shares.read,
         )
         self.shares.watch(self.scheduler)
-        if speculates == "by a model" and not self.has_windows:  # which needs one block table
-            self.scheduler._batch._speculation = drafts = Generous(5, BLOCK_SIZE)
+        lag = int(speculates == "by a head")
+        if speculates.startswith("by a ") and not self.has_windows:  # which needs one block table
+            self.scheduler._batch._speculation = drafts = Generous(5, BLOCK_SIZE, lag)
             self.scheduler.on_step = lambda step, *_: drafts.observe(step, self.now)
         elif speculates:
             self.scheduler._batch._speculation = Oracle(5, next_token)
@@ -117,6 +118,7 @@ class History(SchedulerHistory):
         self.has_tardy = False
         self.scheduler._outputs.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE, self.scheduler._facts.has_states, kv_tables)
+        self.model.lag = lag
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.added: dict[str, Any] = {}

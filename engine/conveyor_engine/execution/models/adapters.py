@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.attention.interface import Paged, PagedStep
 from conveyor_engine.execution.models.adapter_files import Factors
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.transfer import to_device
@@ -88,6 +89,14 @@ class Adapters:
     def is_used(self) -> bool:
         """Return whether a token of the current step may use an adapter."""
         return self._of_tokens is not None
+
+    def begin_step(self, of_rows: torch.Tensor, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
+        """Begin the next forward. of_rows: (rows,), the number of each row's adapter. used: see `begin`."""
+        if isinstance(paged, PagedStep):
+            assert paged.token_rows is not None
+            self.begin(of_rows[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
+        else:  # a measurement: all tokens use one
+            self.begin(of_rows.new_ones(num_tokens), used)
 
     def begin(self, of_tokens: torch.Tensor, used: Sequence[int] | None, last: torch.Tensor | None = None) -> None:
         """Begin a step. Waits for nothing on the device.

@@ -52,7 +52,7 @@ def load_model(
     sees: a model of images and texts keeps its encoders, with transformers' own attention. defers: the weights of a
     quantized checkpoint are read when they are packed: by `fuse`, or by `gpu_packing` on their way to a GPU.
     """
-    _check_safetensors(Path(path))
+    check_safetensors(Path(path))
     if kind.own_attention:
         interface.register()
     found = (kind.second.of(config) if sees and kind.second else None) or kind.of(config) or kind
@@ -162,7 +162,7 @@ def _number_attentions(model: PreTrainedModel) -> None:
         attention.layer_idx = number
 
 
-def _check_safetensors(directory: Path) -> None:
+def check_safetensors(directory: Path) -> None:
     """Reject weights in other formats: they are pickles, which can run code or crash the process. Raises ModelError."""
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
     if others and not any(directory.glob("*.safetensors")):

@@ -17,6 +17,11 @@ _MAX_BYTES: Final = 64 << 20  # of one file; that of Gemma 3 has 33 MB
 _SHOWN: Final = 40  # characters of a token in a message
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether the directory has a tokenizer."""
+    return (directory / _TOKENIZER).is_file()
+
+
 def check_tokens(model: Path, draft: Path, sizes: tuple[int, int]) -> None:
     """Raise ConfigError if the draft model's tokens are not those of the model.
 

@@ -6,18 +6,22 @@ token is distributed as the model's tokens other than the draft. Since a token's
 and the position, a request even gets the tokens that it would get without drafts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 
 from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.sampler import Sampled
+from conveyor_engine.execution.states import States
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import TokenLogprobs
 from conveyor_engine.wire.step import StepPlan, StepResult
 
 
-def start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
-    """Start the copy to the host. Returns a function that waits for the copy and returns the step's result."""
+def start_copy(plan: StepPlan, sampled: Sampled, states: States | None = None) -> Callable[[], StepResult]:
+    """Start the copy to the host. Returns a function that waits for the copy and returns the step's result.
+
+    states: of the model, saved for the rows with drafts. Rows whose drafts are not all accepted get them back.
+    """
     requested = sampled.logprobs
     copy = HostCopy(sampled.token_ids, *(requested.tensors() if requested else ()))
 
@@ -27,9 +31,20 @@ def start_copy(plan: StepPlan, sampled: Sampled) -> Callable[[], StepResult]:
         if sampled.is_scored is None and not plan.drafts:
             return StepResult(plan.number, token_ids[:, None].tolist(), logprobs)
         is_scored = repeat(False) if sampled.is_scored is None else sampled.is_scored.tolist()
-        return _check_drafts(plan, _join_rows(plan, token_ids.tolist(), logprobs, is_scored))
+        result = _check_drafts(plan, _join_rows(plan, token_ids.tolist(), logprobs, is_scored))
+        if states is not None:
+            states.restore(_find_rejected(plan, result))
+        return result
 
     return read
+
+
+def _find_rejected(plan: StepPlan, result: StepResult) -> Iterator[tuple[int, int]]:
+    """Yield the rows whose drafts were not all accepted, each with its place among the rows with drafts."""
+    for place, drafts in enumerate(plan.drafts):
+        index = plan.num_decodes + place
+        if len(result.token_ids[index]) <= len(drafts):
+            yield place, plan.rows[index]
 
 
 def _join_rows(

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 import torch
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import GUESSING, EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import Ends, LayerShape
@@ -28,7 +28,6 @@ from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.limits import check_settings_with_states, choose_max_model_len, find_context
 from conveyor_engine.execution.models.adapt import ModelAdapters
 from conveyor_engine.execution.models.adapter_files import Adapter
-from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.execution.models.gpu_linear import list_variants
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
 from conveyor_engine.execution.models.latent import EXPANDING, keep_latents, prompt_bytes
@@ -45,7 +44,8 @@ from conveyor_engine.execution.sampling.sampler import Found, Sampled, Sampler, 
 from conveyor_engine.execution.start import Load, Progress, RunnerStart, find_eos_token_ids
 from conveyor_engine.execution.states import Shapes, States, row_bytes
 from conveyor_engine.execution.states import step_bytes as bytes_of_states
-from conveyor_engine.tasks.generate.execution.draft import DraftModel, Forward, Sample, add_forwards
+from conveyor_engine.tasks.generate.execution.draft import Forward, Guesser, Sample, add_forwards
+from conveyor_engine.tasks.generate.execution.heads import open_guesser, reads_layers
 from conveyor_engine.tasks.generate.execution.results import start_copy
 from conveyor_engine.tasks.generate.execution.sight import KEPT_BYTES, Ahead, Seen
 from conveyor_engine.tasks.generate.execution.sight_trial import open_sight
@@ -92,19 +92,20 @@ class GenerateRunner(Runner):
             for number, adapter in enumerate(adapters, start=1):
                 list(self._adapters.load(number, self._adapters.fit(adapter)))
             start.progress(f"event=adapters_loaded number={len(adapters)} ranks={sum(each.rank for each in adapters)}")
-        if self._sight is None or not (self._sight.is_deep or self._sight.sees_ahead):
+        is_apart = self._sight is not None and (self._sight.is_deep or self._sight.sees_ahead)
+        if not is_apart and not reads_layers(config):
             join_layers(self.model)
-        self._draft: DraftModel | None = None
-        if config.speculation == "draft":
-            vocab_size = self.model.get_input_embeddings().num_embeddings
-            self._draft = DraftModel(start, placement, vocab_size, max_model_len)
+        self._draft: Guesser | None = None
+        if config.speculation in GUESSING:
+            self._draft = open_guesser(start, placement, self.model, max_model_len)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
         # Graphs have no all-reduce and no states yet.
         if not self.backend.is_capturable or placement.world_size > 1 or shapes:
             capture = None
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
-        self.last_layer = find_last_layer(self.model, layers)
+        reads_last = self._draft is not None and self._draft.reads_last
+        self.last_layer = None if reads_last else find_last_layer(self.model, layers)
         in_flight = (1 + NUM_AHEAD) * start.max_num_batched_tokens
         tables = ONE_TABLE
         if self._draft is None:  # a draft model's blocks have the numbers of the one table
@@ -114,7 +115,8 @@ class GenerateRunner(Runner):
         if self._sight is not None and self._sight.has_axes:
             self._rows.use_shifts()
         num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes, tables)
-        self._states = States.allocate(shapes, start.max_num_seqs, self.device) if shapes else None
+        num_saved = 0 if config.speculation is None else start.max_num_seqs
+        self._states = States.allocate(shapes, start.max_num_seqs, self.device, num_saved) if shapes else None
         self.facts = start.facts(
             self.model,
             max_model_len=max_model_len,
@@ -148,6 +150,7 @@ class GenerateRunner(Runner):
             no_images_because=blind_because,
             whole_images=self._sight is not None and self._sight.sees_ahead,
             encodes_beside=self._sliced is not None,
+            draft_lag=0 if self._draft is None else self._draft.lag,
         )
 
     def _run_ends(self, *, in_full_layers: bool) -> None:
@@ -200,7 +203,7 @@ class GenerateRunner(Runner):
             )
         check_settings_with_states(start.config, name)
         check_states(self.model, layers, shapes)
-        start.limit_rows(row_bytes(shapes))
+        start.limit_rows(row_bytes(shapes, copied=start.config.speculation is not None))
 
     def _allocate(
         self,
@@ -220,7 +223,8 @@ class GenerateRunner(Runner):
         if self._adapters is not None:
             self._adapters.reserved_bytes = step_bytes
         step_bytes += self._draft.step_bytes if self._draft is not None else 0
-        step_bytes += start.max_num_seqs * row_bytes(shapes) + bytes_of_states(shapes, start.max_num_seqs)
+        step_bytes += start.max_num_seqs * row_bytes(shapes, copied=start.config.speculation is not None)
+        step_bytes += bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
@@ -305,6 +309,8 @@ class GenerateRunner(Runner):
             forwards: list[Forward] = []
             if self._draft is not None and plan.readings:
                 plan, forwards = self._draft.draft(plan, self._rows)
+            if self._states is not None and plan.drafts:
+                self._states.save(plan.rows[plan.num_decodes : plan.num_decodes + len(plan.drafts)])
             shows = self._sight is not None and self._sight.is_in(plan.rows, plan.num_computed_tokens)
             logits, samples, found = (None if shows else self._replay(plan)) or self._launch(plan, shows=shows)
         sample = add_forwards(forwards, partial(self._sample, plan, logits, samples, found))
@@ -337,7 +343,7 @@ class GenerateRunner(Runner):
                 return start_copy(plan, Sampled(found.tokens, None))
             sampled = self._sampler.sample(logits, samples, masks, found)
             self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-            return start_copy(plan, sampled)
+            return start_copy(plan, sampled, self._states)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples, Found | None] | None:
         graphs = self._adapted_graphs if self._find_used(plan) else self.graphs
@@ -355,7 +361,10 @@ class GenerateRunner(Runner):
             assert self._sight is not None
             seen = self._sight.see(lay_out(plan), batch.input_ids)
             batch.metadata.set_ends(seen.ends)
-        return self._forward(*inputs, seen), batch.samples, None
+        logits = self._forward(*inputs, seen)
+        if self._draft is not None:
+            self._draft.keep(batch.metadata.slot_mapping)
+        return logits, batch.samples, None
 
     def _find_used(self, plan: StepPlan) -> Sequence[int]:
         """Return the numbers of the adapters that rows of the step use."""
@@ -377,7 +386,7 @@ class GenerateRunner(Runner):
         a prompt's last picture.
         """
         if self._adapters is not None:
-            _begin_adapters(self._adapters.of_step, self._rows, input_ids.shape[1], paged, used)
+            self._adapters.of_step.begin_step(self._rows.adapters, input_ids.shape[1], paged, used)
         if isinstance(paged, PagedStep):
             position_ids = self._rows.shift_positions(position_ids, paged.token_rows)
         logits: torch.Tensor = self.model(
@@ -388,12 +397,3 @@ class GenerateRunner(Runner):
             **({"position_ids": position_ids} if seen is None else seen.arguments()),
         ).logits
         return logits[0]
-
-
-def _begin_adapters(adapters: Adapters, rows: Rows, num_tokens: int, paged: Paged, used: Sequence[int] | None) -> None:
-    """Tell the linear layers which adapters the tokens of the next forward use."""
-    if isinstance(paged, PagedStep):
-        assert paged.token_rows is not None
-        adapters.begin(rows.adapters[paged.token_rows], used, None if paged.last is None else paged.last.tokens)
-    else:  # a measurement: all tokens use one
-        adapters.begin(rows.adapters.new_ones(num_tokens), used)
