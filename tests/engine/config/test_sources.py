@@ -90,7 +90,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nbatching_eager: true", "batching_eager is for batching_mode: static and batching_mode: dynamic"),
         ("model: /m\nlength_grouping: off", "length_grouping is for batching_mode: static and batching_mode: dynamic"),
         ("model: /m\nspeculation: ngram\nbatching_mode: static", "speculation is not for batching_mode: static"),
-        ("model: /m\nspeculation: oracle", "speculation must be one of ngram, draft, not 'oracle'"),
+        ("model: /m\nspeculation: oracle", "speculation must be one of ngram, draft, mtp, not 'oracle'"),
         ("model: /m\nspeculation: draft", "speculation draft needs draft_model: give both"),
         ("model: /m\ndraft_model: /d", "draft_model is for speculation: draft alone"),
         (
