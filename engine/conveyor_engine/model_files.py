@@ -84,9 +84,25 @@ def scores_tokens(directory: Path) -> bool:
 
     Raises ModelError.
     """
+    return read_module_kinds(directory) == ["Transformer", "LogitScore"]
+
+
+def read_module_kinds(directory: Path) -> list[str]:
+    """Return the names of the classes in sentence-transformers' list of modules, in their order. Raises ModelError."""
     modules = read_list(directory / SENTENCE_MODULES)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
-    return kinds == ["Transformer", "LogitScore"]
+    return [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+
+
+def reads_masked_lm(directory: Path) -> bool:
+    """Return whether a model that embeds has a head for masked tokens, from which SPLADE makes sparse vectors.
+
+    Without sentence-transformers' files, all models that config.json calls masked language models have it, as
+    sentence-transformers' SparseEncoder assumes. Raises ModelError.
+    """
+    if (directory / SENTENCE_MODULES).is_file():
+        return "SpladePooling" in read_module_kinds(directory)
+    names = read_architectures(directory)
+    return bool(names) and all(name.endswith("ForMaskedLM") for name in names)
 
 
 def count_labels(directory: Path) -> int:

@@ -94,7 +94,11 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/decode", EndpointKind.ENGINE, "reads text", fields=("ids",)),
     *(Endpoint("GET", path, EndpointKind.ENGINE_PAGE) for path in ("/tokenizer_info", "/info")),
     Endpoint("POST", "/v1/embeddings", EndpointKind.ENGINE, "embeds", fields=("input", "messages")),
-    Endpoint("POST", "/embed", EndpointKind.ENGINE, "embeds", fields=("inputs",)),
+    Endpoint("POST", "/pooling", EndpointKind.ENGINE, "embeds", fields=("input", "messages")),
+    *(
+        Endpoint("POST", path, EndpointKind.ENGINE, "embeds", fields=("inputs",))
+        for path in ("/embed", "/embed_sparse", "/embed_all")
+    ),
     *(
         Endpoint("POST", path, EndpointKind.ENGINE, "ranks or embeds", fields=("query documents",))
         for path in ("/v1/rerank", "/v2/rerank")

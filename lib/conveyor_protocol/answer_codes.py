@@ -116,7 +116,7 @@ def _build_inference_error(message: str, code: AnswerCode, param: str | None) ->
 
 
 # /rerank and /tokenize are vLLM's paths too, so their errors have OpenAI's format.
-_EMBEDDINGS_PATHS: Final = ("/embed", "/predict", "/decode", "/info")
+_EMBEDDINGS_PATHS: Final = ("/embed", "/embed_sparse", "/embed_all", "/predict", "/decode", "/info")
 
 EmbeddingsErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation"]
 

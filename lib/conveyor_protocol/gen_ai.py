@@ -12,6 +12,9 @@ _OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
     "/embed": "embeddings",
+    "/embed_sparse": "embeddings",
+    "/embed_all": "embeddings",
+    "/pooling": "embeddings",
 }
 _INFER: Final = "/v2/models/{model}/infer"
 

@@ -28,7 +28,7 @@ from conveyor_engine.fetching.downloads import MARKER, partial_of
 from conveyor_engine.fetching.mounted import check_adapter_directory, check_model_directory
 from conveyor_engine.fetching.pipeline import choose_pipeline_files
 from conveyor_engine.fetching.preview import NO_TASK, check_before_weights
-from conveyor_engine.fetching.source import MODULE_FILES, RemoteFile, RemoteModel, Source, compute_digest
+from conveyor_engine.fetching.source import HEAD_FILES, MODULE_FILES, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import HubUri, parse_uri
 from conveyor_engine.gguf.files import choose_files as choose_gguf
 from conveyor_engine.gguf.files import group_files
@@ -50,7 +50,7 @@ _WANTED = re.compile(
     r"|(?:pre)?processor_config\.json"
     r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
     # vLLM loads the weights that the last files describe; the engine names their format.
-    f"|{'|'.join(map(re.escape, (*MODULE_FILES, *QUANTIZATION_FILES)))}"
+    f"|{'|'.join(map(re.escape, (*MODULE_FILES, *HEAD_FILES, *QUANTIZATION_FILES)))}"
 )
 _WANTED_OF_ADAPTER = re.compile(f"{re.escape(ADAPTER_CONFIG)}|{re.escape(ADAPTER_WEIGHTS)}")
 _WEIGHTS = "model.safetensors"

@@ -16,12 +16,17 @@ from conveyor_engine.model_files import PIPELINE_FOLDERS, PIPELINE_INDEX
 from conveyor_protocol.failure_reasons import FailureReason
 
 # The folders of sentence-transformers' modules that the engine reads, and the files in them.
-MODULE_FOLDERS: Final = ("1_Pooling", "1_LogitScore", "2_Dense", "3_Dense")
+MODULE_FOLDERS: Final = (
+    "1_Pooling", "1_LogitScore", "1_SpladePooling", "1_Dense", "2_Dense", "3_Dense",
+    "2_MultiVectorMask", "3_MultiVectorMask",
+)  # fmt: skip
 MODULE_FILES: Final = tuple(
     f"{folder}/{name}"
     for folder in MODULE_FOLDERS
     for name in ("config.json", *(["model.safetensors"] if folder.endswith("Dense") else []))
 )
+# Settings of Stanford's ColBERT, and the heads of bge-m3. The engine reads the heads without unpickling them.
+HEAD_FILES: Final = ("artifact.metadata", "colbert_linear.pt", "sparse_linear.pt")
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names come from the source and are not trusted
 _MAX_NAME_BYTES = 200  # file systems allow 255, and an incomplete file has a longer name
 _HASH_BLOCK_BYTES = 1 << 20

@@ -150,18 +150,18 @@ class Tokenizer:
     @cached_property
     def unknown_id(self) -> int | None:
         """Return the id of the token for text that is not in the vocabulary; None if there is no such token."""
-        return self._find_special_id("unk_token")
+        return self.find_special_id("unk_token")
 
     @cached_property
     def padding_id(self) -> int | None:
         """Return the id of the token for padding; None if there is no such token."""
-        return self._find_special_id("pad_token")
+        return self.find_special_id("pad_token")
 
     @cached_property
     def _config(self) -> dict[str, Any]:
         return read_object(self._directory / "tokenizer_config.json")
 
-    def _find_special_id(self, name: str) -> int | None:
+    def find_special_id(self, name: str) -> int | None:
         """Return the id of the special token with this name in the tokenizer's files; None if they do not have it."""
         named = _special_tokens(self._directory, self._config)
         return self._fast.token_to_id(named[name]) if name in named else None

@@ -6,12 +6,12 @@ temporary KV blocks, in the layout of `cpu_native`. Writing them costs little co
 with the square of the length.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -20,13 +20,23 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec
 from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.attention.torch_paged import attend_one
+from conveyor_engine.execution.transfer import to_device
+
+Ends = npt.NDArray[np.int32] | None
 
 
-def choose_packed(name: AttentionBackendName, device: torch.device, dtype: torch.dtype) -> Callable[[list[int]], Paged]:
-    """Return the function that makes a step's `Paged` from the starts of its sequences.
+class MakePaged(Protocol):
+    """Makes a step's `Paged` from the starts of its sequences.
 
-    If `name` is `torch`, the `Paged` always uses plain torch.
+    ends: (T,), the number of tokens of its own sequence that each token attends to, from the first on. None: each token
+    attends to its whole sequence.
     """
+
+    def __call__(self, starts: list[int], ends: Ends = None) -> Paged: ...
+
+
+def choose_packed(name: AttentionBackendName, device: torch.device, dtype: torch.dtype) -> MakePaged:
+    """Return the function that makes a step's `Paged`. If `name` is `torch`, the `Paged` always uses plain torch."""
     can = device.type == "cpu" and native.why_missing() is None and native.supports(dtype)
     return PackedNative if can and name != "torch" else Packed
 
@@ -36,12 +46,15 @@ class Packed:
     """A `Paged` for whole sequences that are packed one after another, in plain torch."""
 
     starts: list[int]  # index of each sequence's first token, and the end of the last sequence
+    ends: Ends = None  # see `MakePaged`
     runs_bidirectional: ClassVar[bool] = True
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out = query.new_empty((*query.shape[:2], value.shape[2]))
+        ends = None if self.ends is None else to_device(_cut(self.ends, self.starts, spec), query.device)
         for begin, end in pairwise(self.starts):
-            out[begin:end] = _attend_whole(query[begin:end], key[begin:end], value[begin:end], spec)
+            one = query[begin:end], key[begin:end], value[begin:end]
+            out[begin:end] = _attend_whole(*one, spec) if ends is None else attend_one(*one, spec, ends[begin:end])
         return out
 
 
@@ -50,8 +63,9 @@ class PackedNative:
 
     runs_bidirectional: ClassVar[bool] = True
 
-    def __init__(self, starts: list[int]) -> None:
-        """starts: index of each sequence's first token, and the end of the last sequence."""
+    def __init__(self, starts: list[int], ends: Ends = None) -> None:
+        """starts: index of each sequence's first token, and the end of the last sequence. ends: see `MakePaged`."""
+        self._bounds, self._ends = starts, ends
         lengths = np.diff(starts)
         ends = np.cumsum(-(-lengths // native.BLOCK_SIZE))  # in blocks
         first = np.concatenate(([0], ends[:-1]))
@@ -83,7 +97,16 @@ class PackedNative:
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
             sinks=spec.sinks,
+            ends=None if self._ends is None else torch.from_numpy(_cut(self._ends, self._bounds, spec)),
         )
+
+
+def _cut(ends: npt.NDArray[np.int32], starts: list[int], spec: AttentionSpec) -> npt.NDArray[np.int32]:
+    """Return the ends of the keys within a layer's window, which also ends behind each token."""
+    if spec.causal or spec.sliding_window:
+        positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts)).astype(np.int32)
+        ends = np.minimum(ends, positions + (1 if spec.causal else spec.sliding_window or 0))
+    return ends
 
 
 def _attend_whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

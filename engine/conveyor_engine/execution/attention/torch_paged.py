@@ -87,7 +87,7 @@ def _mask(
 
     For a single query, the caller has already removed the keys outside the window.
     """
-    if num_queries == 1 or not (spec.causal or spec.sliding_window):
+    if num_queries == 1 or not (spec.causal or spec.sliding_window or ends is not None):
         return None
     position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key_position = torch.arange(num_keys, device=device)[None, :]

@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     CLIPConfig,
@@ -30,7 +31,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from conveyor_engine.model_files import has_vision, read_architectures, scores_tokens
+from conveyor_engine.model_files import has_vision, read_architectures, reads_masked_lm, scores_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ CAUSAL_LM: Final = ModelKind(
     "generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, second=_IMAGE_TEXT
 )
 TEXT_ENCODER: Final = ModelKind("embed", "text encoder", AutoModel, MODEL_MAPPING, text_only=True, without_pooler=True)
+MASKED_LM: Final = ModelKind(
+    "embed", "masked language model", AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING, text_only=True
+)
 CROSS_ENCODER: Final = ModelKind(
     "rerank",
     "sequence classifier",
@@ -120,6 +124,8 @@ def find_kind(task: str, directory: Path) -> ModelKind | None:
     """
     if task == "embed" and has_vision(directory):
         return DUAL_ENCODER
+    if task == "embed" and reads_masked_lm(directory):
+        return MASKED_LM
     if task == "rerank" and scores_tokens(directory):
         return TOKEN_SCORER
     if task == "classify" and any(name.endswith("ForTokenClassification") for name in read_architectures(directory)):

@@ -6,6 +6,7 @@ For the tasks rerank and classify. See `runners.packed`.
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +40,15 @@ class ClassifyRunner(PackedRunner):
         progress(f"event=head_chosen {facts}")
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
-    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> list[torch.Tensor]:
         """Compute logits (prompts, labels), or what `find_best` returns (tokens, 3) if the model classifies tokens."""
         hidden, starts = self._encode([prompt.token_ids for prompt in prompts], self._join_types(prompts))
         if self._per_token:
-            return find_best(self._head(hidden[None])[0])
+            return [find_best(self._head(hidden[None])[0])]
         if self._place == "mean":
-            return self._head(average(hidden, starts).to(hidden.dtype)[:, None])
+            return [self._head(average(hidden, starts).to(hidden.dtype)[:, None])]
         read = np.array(starts[:-1]) if self._place == "first" else np.array(starts[1:]) - 1
-        return self._head(hidden[to_device(read, self.device)][:, None])
+        return [self._head(hidden[to_device(read, self.device)][:, None])]
 
     def _join_types(self, prompts: Sequence[AdmittedRow]) -> npt.NDArray[np.int64] | None:
         """Return the token types of all prompts, or None for a model with one type."""
@@ -56,10 +57,10 @@ class ClassifyRunner(PackedRunner):
         types = [prompt.payload or bytes(len(prompt.token_ids)) for prompt in prompts]
         return np.frombuffer(b"".join(types), dtype=np.uint8).astype(np.int64)
 
-    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+    def _finish(self, computed: Sequence[npt.NDArray[Any]], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         ends = accumulate((len(prompt.token_ids) if self._per_token else 1 for prompt in prompts), initial=0)
         for begin, end in pairwise(ends):
-            logits = computed[begin:end]
+            logits = computed[0][begin:end]
             yield logits.tobytes() if np.isfinite(logits).all() else b""
 
 

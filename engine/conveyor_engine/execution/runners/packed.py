@@ -7,6 +7,7 @@ cache, no rows. Each subclass turns the hidden states into a payload for each pr
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,21 +64,26 @@ class PackedRunner(Runner, ABC):
         )
 
     @abstractmethod
-    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
-        """Compute the prompts' results on the device: float32, in the prompts' order."""
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> list[torch.Tensor]:
+        """Compute the prompts' results on the device, in the prompts' order: at least one tensor."""
 
     @abstractmethod
-    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+    def _finish(self, computed: Sequence[npt.NDArray[Any]], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         """Yield the payload of each prompt, computed on the host; empty if the result is not finite."""
 
-    def find_step_bytes(self, start: RunnerStart) -> int:
-        """Return the memory of the largest step. Raises ModelError if it does not fit."""
+    def find_step_bytes(self, start: RunnerStart, payload: bytes = b"", num_logits: int = 0) -> int:
+        """Return the memory of the largest step. Raises ModelError if it does not fit.
+
+        payload: of each of its requests. num_logits: tokens whose logits are in memory at once.
+        """
         facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
         longest = facts.max_model_len  # a prompt of this length may be a step of its own
         num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
         lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
-        prompts = [AdmittedRow.of(row, [0] * length, [], None) for row, length in enumerate(lengths)]
-        step_bytes = start.find_step_bytes(self.model, num_tokens, settings, lambda: self._compute(prompts))
+        prompts = [AdmittedRow.of(row, [0] * length, [], None, payload) for row, length in enumerate(lengths)]
+        step_bytes = start.find_step_bytes(
+            self.model, num_tokens, settings, lambda: self._compute(prompts), num_logits=num_logits
+        )
         if self.device.type == "cpu" and step_bytes > machine.free_memory_bytes(self.device):
             raise too_large(f"{num_tokens} tokens", settings)
         return step_bytes
@@ -91,19 +97,24 @@ class PackedRunner(Runner, ABC):
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
         with torch.inference_mode():
-            copy = HostCopy(self._compute(prompts))
+            copy = HostCopy(*self._compute(prompts))
 
         def read() -> StepResult:
-            return StepResult(plan.number, [], payloads=list(self._finish(copy.wait()[0].numpy(), prompts)))
+            computed = [tensor.numpy() for tensor in copy.wait()]
+            return StepResult(plan.number, [], payloads=list(self._finish(computed, prompts)))
 
         return lambda _: read
 
     def _encode(
-        self, prompts: Sequence[Sequence[int]], token_types: npt.NDArray[np.int64] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        token_types: npt.NDArray[np.int64] | None = None,
+        nums_keys: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, list[int]]:
         """Return the hidden states (T, H) of all prompts, and the indices at which the prompts begin, followed by T.
 
-        token_types: the type of each token, if the model reads types.
+        token_types: the type of each token, if the model reads types. nums_keys: for each prompt, the number of tokens
+        from its first on that its tokens attend to; None: all. Models that keep their own attention have no such limit.
         """
         lengths = [len(prompt) for prompt in prompts]
         starts = [0, *accumulate(lengths)]
@@ -116,7 +127,7 @@ class PackedRunner(Runner, ABC):
             input_ids=to_device(token_ids, self.device)[None],
             position_ids=to_device(positions, self.device)[None],
             use_cache=False,
-            paged=self._pack(starts),
+            paged=self._pack(starts, None if nums_keys is None else np.repeat(nums_keys, lengths).astype(np.int32)),
             **types,
         ).last_hidden_state
         return hidden[0], starts

@@ -122,9 +122,33 @@ def write_list(items: Iterable[object]) -> Iterator[bytes]:
     yield b"]"
 
 
+def write_nested(lists: Iterable[Iterable[object]]) -> Iterator[bytes]:
+    """Yield the JSON of a list of lists in pieces."""
+    return _join(map(write_list, lists))
+
+
 def write_with(whole: msgspec.Struct, field: str, items: Iterable[object]) -> Iterator[bytes]:
     """Yield the JSON of `whole` in pieces, with these items in its list `field`, which is empty in `whole`."""
+    return _write_around(whole, field, write_list(items))
+
+
+def write_pieces(whole: msgspec.Struct, field: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the same for items of which each is the pieces of its JSON."""
+    return _write_around(whole, field, _join(items))
+
+
+def _write_around(whole: msgspec.Struct, field: str, written: Iterable[bytes]) -> Iterator[bytes]:
     begin, end = encode(whole).split(f'"{field}":[]'.encode())
     yield begin + f'"{field}":'.encode()
-    yield from write_list(items)
+    yield from written
     yield end
+
+
+def _join(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the JSON of a list whose items are written in pieces."""
+    yield b"["
+    for number, pieces in enumerate(items):
+        if number:
+            yield b","
+        yield from pieces
+    yield b"]"

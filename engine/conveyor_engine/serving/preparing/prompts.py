@@ -95,14 +95,14 @@ def check_input(prompt: list[int], facts: ModelFacts, param: str) -> None:
         raise too_long(len(prompt), facts.max_model_len, param)
 
 
-def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> None:
-    """Raise InvalidRequest if the results, of `size` float32 numbers for each input, are too large for one response.
+def check_answer_size(number: int, size: int, of_what: str, param: str, counted: str = "inputs") -> None:
+    """Raise InvalidRequest if the results, `number` times `size` float32 numbers, are too large for one response.
 
-    Called before the results are computed.
+    Called before the results are computed. counted: what `number` counts.
     """
     most = RESULT_BYTES_MAX // (4 * size)
-    if num_inputs > most:
-        message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} {of_what}"
+    if number > most:
+        message = f"{number} {counted} are more than the {most} that one answer may have with {size} {of_what}"
         raise InvalidRequest(f"{message}; send fewer at a time", param=param)
 
 

@@ -8,7 +8,7 @@ from conveyor_engine.registry import About
 from conveyor_protocol.tasks import TASKS
 
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_ENCODES = ("Model", "ForMaskedLM")
+_ENCODES = ("Model", "ForMaskedLM", "ColBERT")
 
 
 def _recognises(directory: Path) -> bool:

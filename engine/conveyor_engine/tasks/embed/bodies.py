@@ -11,8 +11,8 @@ from conveyor_engine.serving.preparing.values import INTEGRAL, Inputs
 from conveyor_engine.tasks.embed.facts import EmbedDtype
 
 
-class EmbeddingRequest(InputFields):
-    """POST /v1/embeddings."""
+class VectorFields(InputFields):
+    """The fields that bodies of OpenAI's and of vLLM's paths have."""
 
     place = Place.EMBEDDINGS
 
@@ -27,20 +27,42 @@ class EmbeddingRequest(InputFields):
     """Number of dimensions to return, from the first on; 0: all. Only for models that were trained for it."""
     prompt_name: str | None = None
     """Name of the model's instruction to put in front of each text, such as `query`; default: the model's default."""
-    modality: Literal["text", "image"] | None = None
-    """The kind of the inputs; default: text. An image is a data: URI with base64, or base64 alone."""
     use_activation: bool | None = None
     """Whether to scale vectors to length 1; default: as the model's files say."""
 
 
-class EmbedRequest(TeiFields):
-    """POST /embed."""
+class EmbeddingRequest(VectorFields):
+    """POST /v1/embeddings."""
+
+    modality: Literal["text", "image"] | None = None
+    """The kind of the inputs; default: text. An image is a data: URI with base64, or base64 alone."""
+
+
+class PoolingRequest(VectorFields):
+    """POST /pooling."""
+
+    task: Literal["embed", "token_embed", "token_classify"] | None = None
+    """What to make of each input. `embed`: one vector. `token_embed`: a vector for each token. `token_classify`: a
+    weight for each token. Default: the first of them that the model has."""
+
+
+class EmbedSparseRequest(TeiFields):
+    """POST /embed_sparse."""
 
     inputs: Inputs
     """A text, token ids, or a list of either. Each is embedded by itself. No text may be empty."""
-    normalize: bool | None = True
-    """Whether to scale vectors to length 1."""
     prompt_name: str | None = None
     """Name of the model's instruction to put in front of each text, such as `query`; default: the model's default."""
+
+
+class EmbedAllRequest(EmbedSparseRequest):
+    """POST /embed_all."""
+
+
+class EmbedRequest(EmbedSparseRequest):
+    """POST /embed."""
+
+    normalize: bool | None = True
+    """Whether to scale vectors to length 1."""
     dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """Number of dimensions to return, from the first on. Only for models that were trained for it."""

@@ -8,6 +8,9 @@ from conveyor_engine.wire.images import PictureShape
 from conveyor_engine.wire.request import ModelFacts
 
 PoolingMode = Literal["cls", "mean", "last"]
+# What a request wants of a prompt, with the names of vLLM's tasks and of text-embeddings-inference's paths.
+Output = Literal["embed", "token_embed", "token_classify", "embed_sparse", "embed_all"]
+PRESENT: Final = b"\1"  # begins the payload of other outputs than `embed`, which may have no numbers
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
@@ -20,6 +23,9 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     pixels: bytes = b""  # an image, float32, channels first, in the model's shape; empty: the input is the prompt
     dtype: EmbedDtype = "float32"  # type of the numbers in the result's payload
     is_big_endian: bool = False  # byte order of these numbers
+    output: Output = "embed"
+    num_keys: int = 0  # number of tokens, from the first on, that the prompt's tokens attend to; 0: all
+    skips: bool = False  # whether the model's skipped tokens get no vector
 
     def encode(self) -> bytes:
         """Return the payload of a request."""
@@ -37,6 +43,17 @@ class PictureFacts(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int  # tokens that the encoder computes for one image: the image's cost in a step's budget
 
 
+class TokenEncoding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How a query or a document becomes the tokens of a ColBERT model. Token ids of a client are not changed."""
+
+    marker: int | None = None  # token that is inserted behind the first one
+    max_tokens: int = 0  # longer texts are cut to this number, the marker included; 0: they are refused
+    num_tokens: int = 0  # shorter texts are filled up to this number ...
+    filler: int = 0  # ... with this token
+    attends: bool = False  # whether the tokens attend to the fillers
+    skips: bool = False  # whether the model's skipped tokens, such as punctuation, get no vector
+
+
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Properties of a model that embeds."""
 
@@ -47,6 +64,10 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     instructions: dict[str, str] = {}  # texts that begin an input, by name
     default_instruction: str = ""  # name of the instruction for inputs that name none; empty: no instruction
     pictures: PictureFacts | None = None  # None: it embeds texts only
+    outputs: tuple[Output, ...] = ("embed",)  # what requests can get; warm-ups request the first
+    token_size: int = 0  # dimensions of the vectors of `token_embed`
+    hidden_size: int = 0  # dimensions of the vectors of `embed_all`
+    encodings: dict[str, TokenEncoding] = {}  # by the name of the instruction
     padded_tokens: int = 0  # each text is padded to this length; 0: no padding
 
     def encode(self) -> bytes:

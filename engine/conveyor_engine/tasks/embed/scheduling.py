@@ -13,11 +13,12 @@ class Embed(OneStepPrompt):
 
     result_name = "vectors"
     not_finite = "the model's vector is not finite (NaN or infinity)"
-    dummy_payload = PoolingParams().encode()
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__(facts)
-        self._pictures = EmbeddingFacts.read(facts).pictures
+        embedding = EmbeddingFacts.read(facts)
+        self._pictures = embedding.pictures
+        self.dummy_payload = PoolingParams(output=embedding.outputs[0]).encode()
 
     def build_dummy(self, number: int, cost: int) -> EngineRequest:
         """Build a request with a prompt.

@@ -12,18 +12,33 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
+from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.comparing import ComparisonResponse, build_comparison_paths
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.events import encode
-from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
+from conveyor_engine.serving.http.one_step import (
+    OneStepResponse,
+    PromptUsage,
+    write_list,
+    write_nested,
+    write_pieces,
+    write_with,
+)
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.inputs import needs_inputs
-from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
-from conveyor_engine.tasks.embed.facts import NUM_BYTES, EmbeddingFacts, EmbedDtype
+from conveyor_engine.serving.preparing.prompts import RESULT_BYTES_MAX
+from conveyor_engine.tasks.embed.bodies import (
+    EmbedAllRequest,
+    EmbeddingRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    PoolingRequest,
+)
+from conveyor_engine.tasks.embed.facts import NUM_BYTES, PRESENT, EmbeddingFacts, EmbedDtype
 from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.request import ModelFacts, RequestOutput
 
 
 class Embedding(msgspec.Struct):
@@ -43,6 +58,32 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
+class Pooled(msgspec.Struct):
+    """The result for one input: numbers, a list of numbers for each token, or their bytes in base64."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PooledList(msgspec.Struct):
+    """The response with the results for all inputs, in their order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: PromptUsage
+    object: str = "list"
+
+
+class SparseValue(msgspec.Struct):
+    """A number of a sparse vector that is not zero. index: the token's id."""
+
+    index: int
+    value: float
+
+
 class VectorPlace(msgspec.Struct):
     """The position of one input's vector in a binary response, in vLLM's format."""
 
@@ -51,7 +92,7 @@ class VectorPlace(msgspec.Struct):
     endianness: str
     start: int
     end: int
-    shape: tuple[int]
+    shape: list[int]
 
 
 class Metadata(msgspec.Struct):
@@ -77,6 +118,7 @@ class EmbeddingsResponse(OneStepResponse):
         assert isinstance(opened.prepared, PreparedEmbeddings)
         super().__init__(opened, opened.prepared)
         self._prepared = opened.prepared
+        self._num_bytes = 0  # of the payloads so far
 
     async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
         if not self._prepared.encoding.startswith("bytes"):
@@ -92,9 +134,14 @@ class EmbeddingsResponse(OneStepResponse):
         places, end = [], 0
         for index, vector in enumerate(payloads):
             begin, end = end, end + len(vector)
-            shape = (len(vector) // NUM_BYTES[self._prepared.dtype],)
+            shape = self._find_shape(len(vector) // NUM_BYTES[self._prepared.dtype])
             places.append(VectorPlace(index, self._prepared.dtype, self._prepared.endianness, begin, end, shape))
         return Metadata(self._id, int(time.time()), self._state.model.name, places, self._sum_usage())
+
+    def _find_shape(self, num_numbers: int) -> list[int]:
+        """Return the shape of one input's numbers."""
+        size = self._prepared.vector_size
+        return [num_numbers // size, size] if size else [num_numbers]
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the JSON of an EmbeddingList."""
@@ -103,6 +150,37 @@ class EmbeddingsResponse(OneStepResponse):
 
     def _show(self, vector: bytes) -> list[float] | str:
         return base64.b64encode(vector).decode() if self._prepared.encoding == "base64" else array("f", vector).tolist()
+
+
+async def create_pooling(request: Request) -> "PoolingResponse":
+    """Return a vector for each input or for each of its tokens, or a weight for each token, as vLLM does."""
+    return PoolingResponse(await open_request(request, "pooling"))
+
+
+class PoolingResponse(EmbeddingsResponse):
+    """Responds with what the task makes of each input, or with one error."""
+
+    async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
+        await super()._send_payloads([payload.removeprefix(PRESENT) for payload in payloads], send)
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield the JSON of a PooledList. The vectors of an input's tokens are never all in memory as text."""
+        whole = PooledList(self._id, int(time.time()), self._state.model.name, [], self._sum_usage())
+        return write_pieces(whole, "data", map(self._write_one, range(len(payloads)), payloads))
+
+    def _write_one(self, index: int, payload: bytes) -> Iterator[bytes]:
+        size = self._prepared.vector_size
+        if not size or self._prepared.encoding == "base64":
+            shown: Any = self._show(payload)
+            yield encode(Pooled(index, shown))
+        else:
+            yield from write_with(Pooled(index, []), "data", split_vectors(payload, size))
+
+
+def split_vectors(payload: bytes, size: int) -> Iterator[list[float]]:
+    """Yield the vectors of an input's tokens, each with `size` numbers."""
+    numbers = array("f", payload)
+    return (numbers[begin : begin + size].tolist() for begin in range(0, len(numbers), size))
 
 
 async def embed(request: Request) -> "VectorsResponse":
@@ -117,6 +195,47 @@ class VectorsResponse(EmbeddingsResponse):
         return write_list(map(self._show, payloads))
 
 
+async def embed_sparse(request: Request) -> "SparseResponse":
+    """Return only the sparse vectors, as text-embeddings-inference does."""
+    return SparseResponse(await open_request(request, "embed_sparse"))
+
+
+class SparseResponse(EmbeddingsResponse):
+    """Responds with the numbers that are not zero, for each input in ascending order of the indices."""
+
+    def _add(self, output: RequestOutput) -> None:
+        """Add the payload of one input. How large a sparse vector is shows only after its computation.
+
+        Raises InvalidRequest if the payloads are too large for one answer.
+        """
+        super()._add(output)
+        self._num_bytes += len(output.payload or b"")
+        if self._num_bytes > RESULT_BYTES_MAX:
+            most = f"the sparse vectors of these inputs have more than {RESULT_BYTES_MAX >> 20} MiB"
+            raise InvalidRequest(f"{most}; send fewer at a time", param="inputs")
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        return write_nested(map(_read_sparse, payloads))
+
+
+def _read_sparse(payload: bytes) -> Iterator[SparseValue]:
+    middle = len(PRESENT) + (len(payload) - len(PRESENT)) // 2
+    return map(SparseValue, array("I", payload[len(PRESENT) : middle]), array("f", payload[middle:]))
+
+
+async def embed_all(request: Request) -> "AllVectorsResponse":
+    """Return the hidden states of each input's tokens, as text-embeddings-inference does."""
+    return AllVectorsResponse(await open_request(request, "embed_all"))
+
+
+class AllVectorsResponse(EmbeddingsResponse):
+    """Responds with a list of vectors for each input, or with one error."""
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        size = self._prepared.vector_size
+        return write_nested(split_vectors(payload.removeprefix(PRESENT), size) for payload in payloads)
+
+
 class CosinesResponse(ComparisonResponse):
     """Scores each pair by the cosine of its two vectors, as vLLM does with a model that embeds."""
 
@@ -129,8 +248,16 @@ class CosinesResponse(ComparisonResponse):
 
 
 def _describe_for_tei(facts: ModelFacts) -> dict[str, Any]:
-    pooling = EmbeddingFacts.read(facts).pooling
+    embedding = EmbeddingFacts.read(facts)
+    pooling = embedding.pooling if "embed" in embedding.outputs else None
+    if embedding.outputs == ("embed_sparse",):
+        return {"embedding": {"pooling": "splade"}}
     return {"embedding": {"pooling": "last_token" if pooling == "last" else pooling or "model"}}
+
+
+def _refine(schemas: dict[str, Any]) -> None:
+    needs_inputs(schemas["EmbeddingRequest"])
+    needs_inputs(schemas["PoolingRequest"])
 
 
 TASK: Final = TaskPaths(
@@ -139,11 +266,23 @@ TASK: Final = TaskPaths(
             "/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList,
             is_bytes_too=True,
         ),
+        TaskPath(
+            "/pooling", create_pooling, "Makes a vector of each input, or a vector or a weight of each token.",
+            PoolingRequest, PooledList, is_bytes_too=True,
+        ),
         TaskPath("/embed", embed, "Makes a vector of each input.", EmbedRequest, list[list[float]]),
+        TaskPath(
+            "/embed_sparse", embed_sparse, "Makes a sparse vector of each input.", EmbedSparseRequest,
+            list[list[SparseValue]],
+        ),
+        TaskPath(
+            "/embed_all", embed_all, "Makes a vector of each token, without pooling.", EmbedAllRequest,
+            list[list[list[float]]],
+        ),
         *build_comparison_paths(CosinesResponse),
         *TOKEN_PATHS,
     ),
-    refine=lambda schemas: needs_inputs(schemas["EmbeddingRequest"]),
+    refine=_refine,
     describe_for_tei=_describe_for_tei,
     inputs_bytes_max=4 * 2**20,  # half of a gateway's default limit for a body
 )  # fmt: skip

@@ -158,9 +158,9 @@ def test_logits_that_are_not_finite_are_an_error_of_their_request_alone(
     assert isinstance(core.executor, ClassifyRunner)
     compute = core.executor._compute
 
-    def damage(prompts: Any) -> torch.Tensor:
+    def damage(prompts: Any) -> list[torch.Tensor]:
         computed = compute(prompts)
-        computed[1, 2] = float("nan")
+        computed[0][1, 2] = float("nan")
         return computed
 
     monkeypatch.setattr(core.executor, "_compute", damage)

@@ -178,14 +178,14 @@ def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
     ref = encoder("bert")
     core = ref.make_core(max_num_batched_tokens=400)
     assert isinstance(core.executor, PoolRunner)
-    compute = core.executor._pool
+    compute = core.executor._encode
 
-    def fail(prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def fail(prompts: Sequence[Sequence[int]], **others: Any) -> tuple[torch.Tensor, list[int]]:
         if PROMPTS[3] in map(list, prompts):
             raise RuntimeError("out of memory")
-        return compute(prompts)
+        return compute(prompts, **others)
 
-    monkeypatch.setattr(core.executor, "_pool", fail)
+    monkeypatch.setattr(core.executor, "_encode", fail)
     for number in range(4):
         add(core, str(number), PROMPTS[number])
     outputs = run(core)
@@ -226,7 +226,7 @@ def test_prompts_that_see_each_other_are_found_out(
 ) -> None:
     ref = encoder(kind)
     core = ref.make_core(max_num_batched_tokens=400)
-    monkeypatch.setattr(core.executor, "_pack", lambda starts: packed.Packed([0, starts[-1]]))
+    monkeypatch.setattr(core.executor, "_pack", lambda starts, _: packed.Packed([0, starts[-1]]))
     assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
 
 

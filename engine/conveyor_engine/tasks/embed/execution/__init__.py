@@ -14,8 +14,11 @@ from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
 
 
 def _build(config: EngineConfig, placement: Placement, progress: Progress) -> Executor:
-    make = DualRunner if find_kind("embed", Path(config.model)) is DUAL_ENCODER else PoolRunner
-    return make(config, placement, progress)
+    kind = find_kind("embed", Path(config.model))
+    if kind is DUAL_ENCODER:
+        return DualRunner(config, placement, progress)
+    assert kind is not None
+    return PoolRunner(config, placement, progress, kind)
 
 
 TASK: Final[Build[Executor]] = _build

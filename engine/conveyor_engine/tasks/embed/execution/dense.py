@@ -1,8 +1,10 @@
 """Reads the Dense layers that sentence-transformers puts behind the pooling, such as EmbeddingGemma's two.
 
-Called by `text_runner`. Layers that compute something else than a product and a known activation are rejected.
+A ColBERT model has them in place of the pooling, for each token's vector. Called by `text_runner` and `heads`.
+Layers that compute something else than a product and a known activation are rejected.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import read_object
 
 DENSE_FOLDERS: Final = ("2_Dense", "3_Dense")
+TOKEN_DENSE_FOLDERS: Final = ("1_Dense", *DENSE_FOLDERS)
 _WEIGHTS = "model.safetensors"
 _SIZE_MAX = 65_536
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
@@ -25,22 +28,27 @@ _OF_SETTINGS: Final[dict[str, tuple[object, ...]]] = {
     "module_output_name": (None, "sentence_embedding"),
     "use_residual": (False,),
 }
+_OF_TOKENS: Final = _OF_SETTINGS | {
+    "module_input_name": ("token_embeddings",),
+    "module_output_name": (None, "token_embeddings"),
+}
 
 
 def read_dense(directory: Path, folders: tuple[str, ...], size: int, device: torch.device) -> tuple[nn.Sequential, int]:
-    """Return the layers in float32 and the size of their vectors. size: of the pooled vector. Raises ModelError."""
+    """Return the layers in float32 and the size of their vectors. size: of their input. Raises ModelError."""
     layers: list[nn.Module] = []
+    settings = _OF_TOKENS if folders[:1] == TOKEN_DENSE_FOLDERS[:1] else _OF_SETTINGS
     for folder in folders:
-        linear, activation = _read_layer(directory / folder, size)
+        linear, activation = _read_layer(directory / folder, size, settings)
         layers += [linear, activation]
         size = linear.out_features
     return nn.Sequential(*layers).to(device).eval().requires_grad_(False), size
 
 
-def _read_layer(folder: Path, size: int) -> tuple[nn.Linear, nn.Module]:
+def _read_layer(folder: Path, size: int, settings: Mapping[str, tuple[object, ...]]) -> tuple[nn.Linear, nn.Module]:
     path = folder / "config.json"
     config = read_object(path)
-    for name, known in _OF_SETTINGS.items():
+    for name, known in settings.items():
         if config.get(name, known[0]) not in known:
             raise ModelError(f"{path} has {name}: {str(config[name])[:100]!r}, which this engine does not support")
     begin, _, named = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")

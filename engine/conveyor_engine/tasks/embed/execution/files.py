@@ -23,6 +23,7 @@ from conveyor_engine.tasks.embed.facts import PoolingMode
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _INSTRUCTIONS_MAX, _INSTRUCTION_CHARACTERS_MAX = 256, 4096  # current models have at most 60, each far shorter
 _STEPS = re.compile("Transformer Pooling( Dense){0,2}( Normalize)?")
+_SPLADE_STEPS = re.compile("(MLM)?Transformer SpladePooling")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 # The keys are the values of `pooling_mode` in newer files of sentence-transformers, and the flags in older files.
 _MODES: dict[str, PoolingMode] = {
@@ -43,6 +44,7 @@ class Pooling:
     normalizes: bool = True
     dense: tuple[str, ...] = ()  # the folders of the layers through which the vector goes, in their order
     max_seq_length: int | None = None  # the limit on a text's tokens in `SENTENCE_LIMITS`; None: the file has none
+    has_vector: bool = True  # false: SPLADE, whose files describe only sparse vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +89,30 @@ def read_pooling(directory: Path) -> Pooling:
     if not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{SENTENCE_MODULES} in {directory} is not a list of modules")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if _SPLADE_STEPS.fullmatch(" ".join(kinds)) and not modules[0].get("path"):
+        return Pooling(max_seq_length=read_limit(directory), has_vector=False)
     if not _STEPS.fullmatch(" ".join(kinds)) or modules[0].get("path"):
         raise ModelError(
             f"{SENTENCE_MODULES} in {directory} has the steps {', '.join(kinds)[:200]}; this engine has Transformer "
-            f"(at the root), Pooling, up to {len(DENSE_FOLDERS)} Dense and Normalize, in this order"
+            f"(at the root), Pooling, up to {len(DENSE_FOLDERS)} Dense and Normalize, in this order, or SpladePooling "
+            "behind Transformer"
         )
     dense = tuple(str(module.get("path")) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense")
     if dense != DENSE_FOLDERS[: len(dense)]:
         raise ModelError(f"{SENTENCE_MODULES} in {directory} has Dense steps outside of {' and '.join(DENSE_FOLDERS)}")
+    limit = read_limit(directory)
+    return Pooling(_read_mode(directory, modules[1].get("path")), "Normalize" in kinds, dense, limit)
+
+
+def read_limit(directory: Path) -> int | None:
+    """Return the limit on a text's tokens in `SENTENCE_LIMITS`; None: the file has none. Raises ModelError."""
     limits = read_object(directory / SENTENCE_LIMITS)
     if limits.get("do_lower_case") is True and not _lowers(directory):
         raise ModelError(
             f"{SENTENCE_LIMITS} in {directory} asks for lower case, but its tokenizer.json keeps upper case"
         )
     longest = limits.get("max_seq_length")
-    mode = _read_mode(directory, modules[1].get("path"))
-    usable = longest if type(longest) is int and longest > 1 else None
-    return Pooling(mode, "Normalize" in kinds, dense, usable)
+    return longest if type(longest) is int and longest > 1 else None
 
 
 def _lowers(directory: Path) -> bool:

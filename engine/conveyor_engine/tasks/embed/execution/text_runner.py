@@ -1,10 +1,13 @@
-"""Runs plans of an embedding model, which turns the hidden states of each prompt into one vector.
+"""Runs plans of an embedding model, which turns the hidden states of each prompt into what its request wants.
 
-See `runners.packed`.
+All requests of a batch share one forward, whatever each of them wants. See `runners.packed` and `heads`.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,60 +16,170 @@ import torch
 from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution.models.kinds import TEXT_ENCODER
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.head import split_head
+from conveyor_engine.execution.models.kinds import MASKED_LM, ModelKind
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
 from conveyor_engine.execution.start import Progress, RunnerStart
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.tasks.embed.execution.dense import read_dense
-from conveyor_engine.tasks.embed.execution.files import Instructions, read_instructions, read_pooling
-from conveyor_engine.tasks.embed.execution.pooling import finish, pool
-from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingMode, PoolingParams
+from conveyor_engine.tasks.embed.execution.files import Instructions, Pooling, read_instructions, read_pooling
+from conveyor_engine.tasks.embed.execution.heads import SPARSE_FILE, LexicalHead, SpladeHead, read_token_head
+from conveyor_engine.tasks.embed.execution.pooling import encode_many, encode_sparse, finish, pool
+from conveyor_engine.tasks.embed.execution.token_files import TokenVectors, read_token_vectors
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, Output, PoolingMode, PoolingParams
 from conveyor_engine.wire.step import AdmittedRow
 
 
 class PoolRunner(PackedRunner):
     """One embedding model on one device."""
 
-    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress, kind: ModelKind) -> None:
         """Load the model. Raises ConfigError or ModelError."""
         check_settings(config)
-        start = RunnerStart(config, placement, progress, TEXT_ENCODER)
-        self._pooling = read_pooling(Path(config.model))
-        instructions = read_instructions(Path(config.model))
-        super().__init__(start, start.load(), self._pooling.max_seq_length, of_task=b"")
-        self._mode: PoolingMode = self._pooling.mode or ("last" if self.is_causal else "mean")
-        hidden_size = int(start.model_config.hidden_size)
-        self._dense, size = read_dense(Path(config.model), self._pooling.dense, hidden_size, self.device)
-        embedding = _describe(start.model_config, size, instructions, self._mode)
+        directory = Path(config.model)
+        start = RunnerStart(config, placement, progress, kind)
+        tokens = read_token_vectors(directory)
+        if tokens is None:
+            self._pooling = read_pooling(directory)
+        else:
+            self._pooling = Pooling(max_seq_length=tokens.max_seq_length, has_vector=False)
+        instructions = read_instructions(directory)
+        encoder, self._splade = start.load(), None
+        vocab_size = encoder.get_input_embeddings().num_embeddings
+        if kind is MASKED_LM:
+            encoder, head, _ = split_head(encoder, per_token=True)
+            self._splade = SpladeHead(directory, head, vocab_size)
+        super().__init__(start, encoder, self._pooling.max_seq_length, of_task=b"")
+        self._read_heads(directory, tokens, int(start.model_config.hidden_size))
+        self._check_tokens(tokens, start.model_config)
+        embedding = self._describe(start.model_config, instructions, tokens)
         self.facts = msgspec.structs.replace(self.facts, of_task=embedding.encode())
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
-        progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
+        progress(f"event=outputs_chosen outputs={','.join(embedding.outputs)}")
+        largest: Output = "embed_sparse" if self._splade else "embed_all"
+        num_logits = self._splade.chunk_tokens if self._splade else 0
+        step_bytes = self.find_step_bytes(start, PoolingParams(output=largest).encode(), num_logits)
+        progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
 
-    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
-        return self._pool([prompt.token_ids for prompt in prompts])
+    def _read_heads(self, directory: Path, tokens: TokenVectors | None, hidden_size: int) -> None:
+        self._mode: PoolingMode = self._pooling.mode or ("last" if self.is_causal else "mean")
+        self._dense, self._size = read_dense(directory, self._pooling.dense, hidden_size, self.device)
+        self._tokens = read_token_head(directory, tokens, hidden_size, self.device, self._dense, self._size)
+        self._skipped = np.array(sorted(tokens.skipped) if tokens else [], dtype=np.int64)
+        has_weights = (directory / SPARSE_FILE).is_file()
+        self._lexical = LexicalHead(directory, hidden_size, self.device) if has_weights else None
 
-    def _pool(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Compute one vector for each prompt, float32 (prompts, size)."""
-        vectors: torch.Tensor = self._dense(pool(*self._encode(prompts), self._mode))
+    def _check_tokens(self, tokens: TokenVectors | None, model_config: PretrainedConfig) -> None:
+        """Reject queries whose fillers this engine cannot leave out of attention. Raises ModelError."""
+        hidden = [
+            each for each in (tokens.encodings if tokens else {}).values() if each.num_tokens and not each.attends
+        ]
+        window = getattr(model_config, "sliding_window", None) or getattr(model_config, "local_attention", 0) // 2
+        longest = max((each.num_tokens for each in hidden), default=0)
+        if hidden and (self._is_alone or (window and longest > window)):
+            raise ModelError(
+                f"queries are filled up to {longest} tokens that others do not attend to, and the attention of "
+                f"{type(self.model).__name__} cannot leave them out here"
+            )
+
+    def _describe(
+        self, model_config: PretrainedConfig, instructions: Instructions, tokens: TokenVectors | None
+    ) -> EmbeddingFacts:
+        """Return facts, some from the fields of config.json that vLLM reads: `matryoshka_dimensions` and its like."""
+        named = getattr(model_config, "matryoshka_dimensions", None)
+        named = named if isinstance(named, list | tuple) else ()
+        named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= self._size}))
+        has_vector, is_sparse = self._pooling.has_vector, self._splade is not None or self._lexical is not None
+        may: dict[Output, bool] = {
+            "embed": has_vector,
+            "token_embed": has_vector or tokens is not None,
+            "token_classify": self._lexical is not None,
+            "embed_all": has_vector or tokens is not None,
+            "embed_sparse": is_sparse,
+        }
+        return EmbeddingFacts(
+            size=self._size,
+            pooling=self._mode,
+            is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,
+            matryoshka_dimensions=named,
+            instructions={**instructions.texts, **(tokens.instructions if tokens else {})},
+            default_instruction=instructions.default,
+            outputs=tuple(output for output, can in may.items() if can),
+            token_size=self._tokens.size,
+            hidden_size=int(model_config.hidden_size),
+            encodings=dict(tokens.encodings) if tokens else {},
+        )
+
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> list[torch.Tensor]:
+        """Compute one tensor or, for sparse vectors, two for each prompt.
+
+        The vectors of whole texts are in one tensor, which is the first, in the order of their prompts.
+        """
+        params = [PoolingParams.read(prompt.payload) for prompt in prompts]
+        token_ids = [prompt.token_ids for prompt in prompts]
+        nums_keys = None
+        if any(each.num_keys for each in params):
+            nums_keys = [each.num_keys or len(ids) for each, ids in zip(params, token_ids, strict=True)]
+        hidden, starts = self._encode(token_ids, nums_keys=nums_keys)
+        whole = [index for index, each in enumerate(params) if each.output == "embed"]
+        computed = [self._embed(hidden, starts, whole)] if whole else []
+        for index, each in enumerate(params):
+            if each.output != "embed" and not self._uses_splade(each):
+                states = hidden[starts[index] : starts[index + 1]]
+                computed.append(self._compute_tokens(states, each, token_ids[index]))
+        sparse = [index for index, each in enumerate(params) if self._uses_splade(each)]
+        if sparse and self._splade is not None:
+            parts = [hidden[starts[index] : starts[index + 1]] for index in sparse]
+            joined = hidden if len(parts) == len(prompts) else torch.cat(parts)
+            computed += self._splade(joined, [0, *accumulate(map(len, parts))])
+        return computed
+
+    def _uses_splade(self, params: PoolingParams) -> bool:
+        return params.output == "embed_sparse" and self._lexical is None
+
+    def _embed(self, hidden: torch.Tensor, starts: list[int], whole: list[int]) -> torch.Tensor:
+        """Compute the vectors of these sequences, float32 (sequences, size)."""
+        pooled = pool(hidden, starts, self._mode)
+        if len(whole) < len(starts) - 1:
+            pooled = pooled[to_device(np.array(whole), self.device)]
+        vectors: torch.Tensor = self._dense(pooled)
         return vectors
 
-    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
-        for vector, prompt in zip(computed, prompts, strict=True):
-            yield finish(vector, PoolingParams.read(prompt.payload), normalizes=self._pooling.normalizes)
+    def _compute_tokens(self, states: torch.Tensor, params: PoolingParams, token_ids: Sequence[int]) -> torch.Tensor:
+        """Compute what one sequence's tokens get, float32: states (n, H) -> (n,) weights or (n, size) vectors."""
+        if params.output == "embed_all":
+            return states.float()
+        if params.output != "token_embed":
+            assert self._lexical is not None
+            return self._lexical(states)
+        if params.skips and len(self._skipped):
+            kept = np.flatnonzero(~np.isin(np.asarray(token_ids), self._skipped))
+            states = states[to_device(kept, self.device)]
+        return self._tokens(states[int(self._tokens.drops_first) :], normalizes=params.normalizes)
 
+    def _finish(self, computed: Sequence[npt.NDArray[Any]], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+        params = [PoolingParams.read(prompt.payload) for prompt in prompts]
+        left, payloads = deque(computed), [b""] * len(prompts)
+        whole = [index for index, each in enumerate(params) if each.output == "embed"]
+        for index, vector in zip(whole, left.popleft() if whole else (), strict=True):
+            payloads[index] = finish(vector, params[index], normalizes=self._pooling.normalizes)
+        for index, each in enumerate(params):
+            if each.output != "embed" and not self._uses_splade(each):
+                token_ids = np.asarray(prompts[index].token_ids, dtype=np.int64)
+                payloads[index] = self._finish_tokens(left.popleft(), each, token_ids)
+        for index, each in enumerate(params):
+            if self._uses_splade(each):
+                payloads[index] = encode_sparse(left.popleft(), left.popleft())
+        yield from payloads
 
-def _describe(
-    model_config: PretrainedConfig, size: int, instructions: Instructions, mode: PoolingMode
-) -> EmbeddingFacts:
-    """Return facts from the fields of config.json that vLLM reads: `is_matryoshka` and `matryoshka_dimensions`."""
-    named = getattr(model_config, "matryoshka_dimensions", None)
-    named = named if isinstance(named, list | tuple) else ()
-    named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))
-    return EmbeddingFacts(
-        size=size,
-        pooling=mode,
-        is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,
-        matryoshka_dimensions=named,
-        instructions=dict(instructions.texts),
-        default_instruction=instructions.default,
-    )
+    def _finish_tokens(
+        self, numbers: npt.NDArray[np.float32], params: PoolingParams, token_ids: npt.NDArray[np.int64]
+    ) -> bytes:
+        if params.output in ("embed_all", "token_embed"):
+            return encode_many(numbers, params)
+        assert self._lexical is not None
+        if params.output == "token_classify":
+            return encode_many(self._lexical.trim(token_ids, numbers), params)
+        return encode_sparse(*self._lexical.make_sparse(token_ids, numbers))

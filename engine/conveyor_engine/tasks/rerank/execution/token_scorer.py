@@ -6,6 +6,7 @@ own code computes them, with the scaling of logits that some families have. See 
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +42,15 @@ class TokenScorer(PackedRunner):
         progress(f"event=scored_tokens ids={'-'.join(map(str, scorer.token_ids))} activation={scorer.facts.activation}")
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
-    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> list[torch.Tensor]:
         """Compute the score of each prompt's last token: float32 (prompts, 1)."""
         hidden, starts = self._encode([prompt.token_ids for prompt in prompts])
         last = to_device(np.array(starts[1:]) - 1, self.device)
         logits = self._head(hidden[last][:, None])[:, 0]
-        return logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]
+        return [logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]]
 
-    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
-        for logit in computed:
+    def _finish(self, computed: Sequence[npt.NDArray[Any]], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+        for logit in computed[0]:
             yield logit.tobytes() if np.isfinite(logit).all() else b""
 
 

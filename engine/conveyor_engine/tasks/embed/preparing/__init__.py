@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -13,8 +13,16 @@ from conveyor_engine.serving.preparing.jobs import BodyKind, ServedModel, check_
 from conveyor_engine.serving.preparing.pictures import IMAGES_MAX, build_kind, process_picture, read_files
 from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
 from conveyor_engine.serving.preparing.tokens import TOKEN_KINDS
-from conveyor_engine.tasks.embed.bodies import EmbeddingRequest, EmbedRequest
-from conveyor_engine.tasks.embed.facts import EmbeddingFacts, EmbedDtype, PictureFacts, PoolingParams
+from conveyor_engine.tasks.embed.bodies import (
+    EmbedAllRequest,
+    EmbeddingRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    PoolingRequest,
+    VectorFields,
+)
+from conveyor_engine.tasks.embed.facts import EmbeddingFacts, EmbedDtype, Output, PictureFacts, PoolingParams
+from conveyor_engine.tasks.embed.preparing.tokens import POOLING_TASKS, check_output, encode_tokens, find_encoding
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.worker import Job
 
@@ -27,31 +35,86 @@ class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=
     encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     dtype: EmbedDtype = "float32"
     endianness: Literal["native", "little", "big"] = "native"
+    vector_size: int = 0  # numbers for each token of an input; 0: an input has one vector, or one number for each token
 
 
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Prepare a body of /v1/embeddings. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbeddingRequest, job.body)
-    encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
-    dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
-    dimensions = fields.dimensions or None  # the client of infinity sends 0 to request all dimensions
-    params = PoolingParams(
-        dimensions=dimensions,
-        normalizes=fields.use_activation,
-        dtype=dtype,
-        is_big_endian=encoding != "float" and (sys.byteorder if endianness == "native" else endianness) == "big",
-    )
-    embedding = _check_size(job, fields.num_inputs(), dimensions, fields.inputs_field)
-    if encoding == "bytes" and fields.num_inputs() > METADATA_INPUTS_MAX:
-        most = f"the header `metadata` has room for {METADATA_INPUTS_MAX} inputs, not {fields.num_inputs()}"
-        raise InvalidRequest(f"{most}; send fewer, or encoding_format bytes_only", param="encoding_format")
+    params = _read_params(fields, "embed")
+    embedding = _check_size(job, fields.num_inputs(), params.dimensions, fields.inputs_field)
     if fields.modality == "image":
         prompts = _read_pictures(model, fields, embedding, params)
     else:
-        tokens = read_inputs(model, job, fields, _find_instruction(fields.prompt_name, embedding))
-        prompts = [_build_prompt(each, params.encode(), embedding) for each in tokens]
-    own = {"encoding": encoding, "dtype": dtype, "endianness": endianness}
-    return PreparedEmbeddings.of("embd", prompts, job, fields, fields.inputs_field, **own)
+        prompts = _read_texts(model, job, fields, embedding, params)
+    return PreparedEmbeddings.of("embd", prompts, job, fields, fields.inputs_field, **_describe(fields))
+
+
+def prepare_pooling(model: ServedModel, job: Job) -> PreparedEmbeddings:
+    """Prepare a body of /pooling. Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, PoolingRequest, job.body)
+    embedding = EmbeddingFacts.read(job.facts)
+    has: list[Output] = [each for each in POOLING_TASKS if each in embedding.outputs]
+    task: Output = fields.task or (has[0] if has else "embed")
+    params = _read_params(fields, task)
+    if task == "embed":
+        _check_size(job, fields.num_inputs(), params.dimensions, fields.inputs_field)
+        prompts = _read_texts(model, job, fields, embedding, params)
+        return PreparedEmbeddings.of("pool", prompts, job, fields, fields.inputs_field, **_describe(fields))
+    check_output(task, embedding, "task")
+    size = embedding.token_size if task == "token_embed" else 1
+    if params.dimensions not in (None, size):
+        raise InvalidRequest(f"dimensions is {params.dimensions}: vectors of tokens have {size}", param="dimensions")
+    params = msgspec.structs.replace(params, dimensions=None)
+    prompts = _read_tokens(model, job, fields, embedding, params)
+    _check_tokens(prompts, size, fields.inputs_field)
+    own = _describe(fields) | {"vector_size": size if task == "token_embed" else 0}
+    return PreparedEmbeddings.of("pool", prompts, job, fields, fields.inputs_field, **own)
+
+
+def _read_params(fields: VectorFields, output: Output) -> PoolingParams:
+    """Read how vectors are made and encoded. Raises InvalidRequest."""
+    encoding, endianness = fields.encoding_format or "float", fields.endianness or "native"
+    if encoding == "bytes" and fields.num_inputs() > METADATA_INPUTS_MAX:
+        most = f"the header `metadata` has room for {METADATA_INPUTS_MAX} inputs, not {fields.num_inputs()}"
+        raise InvalidRequest(f"{most}; send fewer, or encoding_format bytes_only", param="encoding_format")
+    return PoolingParams(
+        output=output,
+        dimensions=fields.dimensions or None,  # the client of infinity sends 0 to request all dimensions
+        normalizes=fields.use_activation,
+        dtype="float32" if encoding == "float" else fields.embed_dtype or "float32",
+        is_big_endian=encoding != "float" and (sys.byteorder if endianness == "native" else endianness) == "big",
+    )
+
+
+def _describe(fields: VectorFields) -> dict[str, Any]:
+    """Return the fields of `PreparedEmbeddings` about the encoding."""
+    encoding = fields.encoding_format or "float"
+    dtype = "float32" if encoding == "float" else fields.embed_dtype or "float32"
+    return {"encoding": encoding, "dtype": dtype, "endianness": fields.endianness or "native"}
+
+
+def _read_texts(
+    model: ServedModel, job: Job, fields: VectorFields, embedding: EmbeddingFacts, params: PoolingParams
+) -> list[Prompt]:
+    tokens = read_inputs(model, job, fields, _find_instruction(fields.prompt_name, embedding))
+    return [_build_prompt(each, params.encode(), embedding) for each in tokens]
+
+
+def _read_tokens(
+    model: ServedModel, job: Job, fields: VectorFields, embedding: EmbeddingFacts, params: PoolingParams
+) -> list[Prompt]:
+    """Read the inputs of /pooling whose tokens each get a result. Texts are encoded as `prompt_name` says."""
+    encoding = find_encoding(fields.prompt_name, embedding)
+    if encoding is None or fields.messages is not None:
+        return _read_texts(model, job, fields, embedding, params)
+    check_num_inputs(fields.num_inputs(), "input")
+    begin = _find_instruction(fields.prompt_name, embedding)
+    number = len(fields.input)
+    return [
+        encode_tokens(model, job, fields.input[index], name_input("input", index, number), encoding, begin, params)
+        for index in range(number)
+    ]
 
 
 class _Modality(msgspec.Struct):
@@ -69,18 +132,52 @@ def has_images(body: bytes) -> bool:
 def prepare_embed(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Prepare a body of /embed. Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, EmbedRequest, job.body)
+    check_num_inputs(len(fields.inputs), "inputs")
+    embedding = _check_size(job, len(fields.inputs), fields.dimensions, "inputs")
+    params = PoolingParams(dimensions=fields.dimensions, normalizes=fields.normalize is not False)
+    return PreparedEmbeddings.of("embed", _read_tei(model, job, fields, embedding, params), job, fields, "inputs")
+
+
+def prepare_embed_sparse(model: ServedModel, job: Job) -> PreparedEmbeddings:
+    """Prepare a body of /embed_sparse. Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, EmbedSparseRequest, job.body)
+    embedding = check_output("embed_sparse", EmbeddingFacts.read(job.facts))
+    prompts = _read_tei(model, job, fields, embedding, PoolingParams(output="embed_sparse"))
+    return PreparedEmbeddings.of("embed", prompts, job, fields, "inputs")
+
+
+def prepare_embed_all(model: ServedModel, job: Job) -> PreparedEmbeddings:
+    """Prepare a body of /embed_all. Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, EmbedAllRequest, job.body)
+    embedding = check_output("embed_all", EmbeddingFacts.read(job.facts))
+    prompts = _read_tei(model, job, fields, embedding, PoolingParams(output="embed_all"))
+    _check_tokens(prompts, embedding.hidden_size, "inputs")
+    return PreparedEmbeddings.of("embed", prompts, job, fields, "inputs", vector_size=embedding.hidden_size)
+
+
+def _read_tei(
+    model: ServedModel, job: Job, fields: EmbedSparseRequest, embedding: EmbeddingFacts, params: PoolingParams
+) -> list[Prompt]:
+    """Read the inputs of a path of text-embeddings-inference. Raises InvalidRequest."""
     number = len(fields.inputs)
     check_num_inputs(number, "inputs")
-    embedding = _check_size(job, number, fields.dimensions, "inputs")
     truncation, begin = fields.truncation(job.facts.max_model_len), _find_instruction(fields.prompt_name, embedding)
-    payload = PoolingParams(dimensions=fields.dimensions, normalizes=fields.normalize is not False).encode()
-    prompts = []
+    payload, prompts = params.encode(), []
+    encoding = find_encoding(fields.prompt_name, embedding) if params.output == "embed_all" else None
     for index in range(number):
-        text = fields.inputs[index]
+        text, param = fields.inputs[index], name_input("inputs", index, number)
+        if encoding is not None:
+            prompts.append(encode_tokens(model, job, text, param, encoding, begin, params))
+            continue
         whole = begin + text if isinstance(text, str) else text
-        tokens = read_input(model, whole, truncation, job.facts, name_input("inputs", index, number))
+        tokens = read_input(model, whole, truncation, job.facts, param)
         prompts.append(_build_prompt(tokens, payload, embedding))
-    return PreparedEmbeddings.of("embed", prompts, job, fields, "inputs")
+    return prompts
+
+
+def _check_tokens(prompts: list[Prompt], size: int, param: str) -> None:
+    """Raise InvalidRequest if vectors of `size` numbers for all tokens are too large for one answer."""
+    check_answer_size(sum(len(each.token_ids) for each in prompts), size, "numbers for each", param, "tokens")
 
 
 class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=True):
@@ -109,7 +206,7 @@ def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> Pre
 
 def _check_size(job: Job, number: int, dimensions: int | None, param: str) -> EmbeddingFacts:
     """Raise InvalidRequest if the model has no vectors of this size, or the response would be too large."""
-    embedding = EmbeddingFacts.read(job.facts)
+    embedding = check_output("embed", EmbeddingFacts.read(job.facts))
     _check_dimensions(dimensions, embedding)
     check_answer_size(number, dimensions or embedding.size, "dimensions", param)
     return embedding
@@ -172,6 +269,9 @@ TASK: Final[Mapping[str, BodyKind]] = {
     **TOKEN_KINDS,
     "embedding": BodyKind(prepare_embeddings, PreparedEmbeddings),
     "embedding_of_images": build_kind(prepare_embeddings, PreparedEmbeddings, has_images),
+    "pooling": BodyKind(prepare_pooling, PreparedEmbeddings),
     "embed": BodyKind(prepare_embed, PreparedEmbeddings),
+    "embed_sparse": BodyKind(prepare_embed_sparse, PreparedEmbeddings),
+    "embed_all": BodyKind(prepare_embed_all, PreparedEmbeddings),
     **build_kinds(prepare_cosines, PreparedCosines),
 }
