@@ -8,9 +8,9 @@ from conveyor_engine.wire.images import PictureShape
 from conveyor_engine.wire.request import ModelFacts
 
 PoolingMode = Literal["cls", "mean", "last"]
-# What a request wants of a prompt, with the names of vLLM's tasks and of text-embeddings-inference's paths.
+# What a request asks for, with the names of vLLM's tasks and of text-embeddings-inference's paths.
 Output = Literal["embed", "token_embed", "token_classify", "embed_sparse", "embed_all"]
-PRESENT: Final = b"\1"  # begins the payload of other outputs than `embed`, which may have no numbers
+RESULT_MARK: Final = b"\1"  # begins the payload of other outputs than `embed`, which may have no numbers
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
@@ -25,7 +25,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     is_big_endian: bool = False  # byte order of these numbers
     output: Output = "embed"
     num_keys: int = 0  # number of tokens, from the first on, that the prompt's tokens attend to; 0: all
-    skips: bool = False  # whether the model's skipped tokens get no vector
+    drops_skiplist: bool = False  # whether the model's skipped tokens get no vector
 
     def encode(self) -> bytes:
         """Return the payload of a request."""
@@ -51,7 +51,7 @@ class TokenEncoding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_tokens: int = 0  # shorter texts are filled up to this number ...
     filler: int = 0  # ... with this token
     attends: bool = False  # whether the tokens attend to the fillers
-    skips: bool = False  # whether the model's skipped tokens, such as punctuation, get no vector
+    drops_skiplist: bool = False  # whether the model's skipped tokens, such as punctuation, get no vector
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

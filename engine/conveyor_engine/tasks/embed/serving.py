@@ -36,7 +36,7 @@ from conveyor_engine.tasks.embed.bodies import (
     EmbedSparseRequest,
     PoolingRequest,
 )
-from conveyor_engine.tasks.embed.facts import NUM_BYTES, PRESENT, EmbeddingFacts, EmbedDtype
+from conveyor_engine.tasks.embed.facts import NUM_BYTES, RESULT_MARK, EmbeddingFacts, EmbedDtype
 from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
 from conveyor_engine.wire.request import ModelFacts, RequestOutput
 
@@ -161,7 +161,9 @@ class PoolingResponse(EmbeddingsResponse):
     """Responds with what the task makes of each input, or with one error."""
 
     async def _send_payloads(self, payloads: Sequence[bytes], send: Send) -> None:
-        await super()._send_payloads([payload.removeprefix(PRESENT) for payload in payloads], send)
+        if self._prepared.is_marked:
+            payloads = [payload[len(RESULT_MARK) :] for payload in payloads]
+        await super()._send_payloads(payloads, send)
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the JSON of a PooledList. The vectors of an input's tokens are never all in memory as text."""
@@ -219,8 +221,8 @@ class SparseResponse(EmbeddingsResponse):
 
 
 def _read_sparse(payload: bytes) -> Iterator[SparseValue]:
-    middle = len(PRESENT) + (len(payload) - len(PRESENT)) // 2
-    return map(SparseValue, array("I", payload[len(PRESENT) : middle]), array("f", payload[middle:]))
+    middle = len(RESULT_MARK) + (len(payload) - len(RESULT_MARK)) // 2
+    return map(SparseValue, array("I", payload[len(RESULT_MARK) : middle]), array("f", payload[middle:]))
 
 
 async def embed_all(request: Request) -> "AllVectorsResponse":
@@ -233,7 +235,7 @@ class AllVectorsResponse(EmbeddingsResponse):
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         size = self._prepared.vector_size
-        return write_nested(split_vectors(payload.removeprefix(PRESENT), size) for payload in payloads)
+        return write_nested(split_vectors(payload.removeprefix(RESULT_MARK), size) for payload in payloads)
 
 
 class CosinesResponse(ComparisonResponse):

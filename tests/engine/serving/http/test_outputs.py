@@ -91,6 +91,14 @@ def test_pooling_answers_vllm_s_tasks(served: Served) -> None:
     assert whole["data"] == served.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
 
 
+def test_no_byte_of_a_whole_vector_is_taken_for_a_mark(served: Served) -> None:
+    inputs = [[first, second] for first in range(3, 43) for second in range(3, 28)]
+    vectors = [each["embedding"] for each in served.post("/v1/embeddings", input=inputs)["data"]]
+    assert any(array("f", vector).tobytes()[:1] == b"\1" for vector in vectors)
+    pooled = served.post("/pooling", input=inputs, task="embed", encoding_format="base64")["data"]
+    assert [array("f", base64.b64decode(each["data"])).tolist() for each in pooled] == vectors
+
+
 def test_vectors_of_tokens_may_be_bytes_or_base64(served: Served) -> None:
     numbers = served.post("/pooling", input=TEXTS, task="token_embed")["data"]
     texts = served.post("/pooling", input=TEXTS, task="token_embed", encoding_format="base64")["data"]

@@ -1,5 +1,6 @@
 """Tests that sparse vectors and vectors of tokens are those of the models' definitions within 1e-4, in every batch."""
 
+import json
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.embed.execution import heads
 from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
 from conveyor_engine.tasks.embed.preparing.tokens import check_output, encode_tokens
-from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.text.tokenizer import Tokenizer, Truncation
 from conveyor_engine.wire.request import EngineRequest
 
 PROMPTS = [[Random(length).randrange(3, 200) for _ in range(length)] for length in (1, 9, 3, 30, 17, 2)]
@@ -163,7 +164,7 @@ def _encode(core: EngineCore, tokenizer: Tokenizer, text: str, role: str) -> Ask
     model: Any = SimpleNamespace(tokenizer=tokenizer)
     job: Any = SimpleNamespace(facts=model_facts)
     begin, params = facts.instructions[role], PoolingParams(output="token_embed")
-    prompt = encode_tokens(model, job, text, "input", facts.encodings[role], begin, params)
+    prompt = encode_tokens(model, job, text, "input", facts.encodings[role], begin, params, None)
     return prompt.token_ids, PoolingParams.read(prompt.payload)
 
 
@@ -229,3 +230,46 @@ def test_heads_in_other_pickles_are_refused_and_not_run(
     with pytest.raises(ModelError, match=r"sparse_linear\.pt"):
         make_core(tmp_path)
     assert "run" not in capsys.readouterr().out
+
+
+def test_token_ids_keep_all_tokens_and_texts_are_cut_to_the_smaller_limit(tmp_path: Path) -> None:
+    write_colbert("bert", tmp_path, "pylate", attends=True)
+    core = make_core(tmp_path, max_num_batched_tokens=400, max_num_seqs=8)
+    facts, tokenizer = facts_of(core), Tokenizer(tmp_path)
+    model: Any = SimpleNamespace(tokenizer=tokenizer)
+    job: Any = SimpleNamespace(facts=core.executor.facts)
+    encoding, begin, params = facts.encodings["document"], facts.instructions["document"], PoolingParams()
+    ids = tokenizer.encode("the fox!", 512)
+    prompt = encode_tokens(model, job, ids, "input", encoding, begin, params, None)
+    assert prompt.token_ids == ids
+    assert not PoolingParams.read(prompt.payload).drops_skiplist
+    for limit, side in ((5, "right"), (400, "left")):
+        cut = encode_tokens(model, job, "a day. " * 99, "input", encoding, begin, params, Truncation(limit, side))
+        assert len(cut.token_ids) == min(limit, DOCUMENT_TOKENS)
+    with pytest.raises(InvalidRequest, match="maximum context length is"):
+        encode_tokens(model, job, ids * 200, "input", encoding, begin, params, None)
+    cut = encode_tokens(model, job, ids * 200, "input", encoding, begin, params, Truncation(7, "right"))
+    assert cut.token_ids == (ids * 2)[:7]
+
+
+def test_a_masked_model_without_its_head_still_embeds(tmp_path: Path) -> None:
+    write_served_encoder("bert", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    assert facts_of(make_core(tmp_path, max_num_batched_tokens=400)).outputs == ("embed", "token_embed", "embed_all")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("modules.json", [{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "1_Dense"}, 7], "object"),
+        ("sentence_bert_config.json", {"query_expansion": [1]}, "query_expansion"),
+        ("sentence_bert_config.json", {"query_expansion": {"length": 60_000}}, "more than the context"),
+    ],
+)  # fmt: skip
+def test_files_of_other_shapes_are_refused_by_name(tmp_path: Path, file: str, content: Any, named: str) -> None:
+    write_colbert("bert", tmp_path, "native", attends=True)
+    old = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
+    (tmp_path / file).write_text(json.dumps(old | content if isinstance(content, dict) else content))
+    with pytest.raises(ModelError, match=named):
+        make_core(tmp_path)

@@ -12,7 +12,7 @@ import torch
 
 from conveyor_engine.execution.runners.packed import average
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.tasks.embed.facts import PRESENT, EmbedDtype, PoolingMode, PoolingParams
+from conveyor_engine.tasks.embed.facts import RESULT_MARK, EmbedDtype, PoolingMode, PoolingParams
 
 _DTYPES: Final[dict[EmbedDtype, torch.dtype]] = {
     "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -49,18 +49,18 @@ def finish(vector: npt.NDArray[np.float32], params: PoolingParams, *, normalizes
 
 
 def encode_many(numbers: npt.NDArray[np.float32], params: PoolingParams) -> bytes:
-    """Encode the numbers of all tokens as requested, behind `PRESENT`. Returns b"" if one is not finite."""
-    return PRESENT + _encode(numbers, params) if np.isfinite(numbers).all() else b""
+    """Encode the numbers of all tokens as requested, behind `RESULT_MARK`. Returns b"" if one is not finite."""
+    return RESULT_MARK + _encode(numbers, params) if np.isfinite(numbers).all() else b""
 
 
 def encode_sparse(indices: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> bytes:
-    """Encode a sparse vector behind `PRESENT`: all indices as uint32, then the weights as float32.
+    """Encode a sparse vector behind `RESULT_MARK`: all indices as uint32, then the weights as float32.
 
     Returns b"" if a weight is not finite.
     """
     if not np.isfinite(weights).all():
         return b""
-    return PRESENT + indices.astype(np.uint32).tobytes() + weights.astype(np.float32).tobytes()
+    return RESULT_MARK + indices.astype(np.uint32).tobytes() + weights.astype(np.float32).tobytes()
 
 
 def _encode(vector: npt.NDArray[np.float32], params: PoolingParams) -> bytes:

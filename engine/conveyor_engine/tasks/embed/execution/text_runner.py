@@ -1,6 +1,6 @@
-"""Runs plans of an embedding model, which turns the hidden states of each prompt into what its request wants.
+"""Runs plans of an embedding model, which turns the hidden states of each prompt into what its request asks for.
 
-All requests of a batch share one forward, whatever each of them wants. See `runners.packed` and `heads`.
+All requests of a batch share one forward, whatever each of them asks for. See `runners.packed` and `heads`.
 """
 
 from collections import deque
@@ -73,9 +73,10 @@ class PoolRunner(PackedRunner):
 
     def _check_tokens(self, tokens: TokenVectors | None, model_config: PretrainedConfig) -> None:
         """Reject queries whose fillers this engine cannot leave out of attention. Raises ModelError."""
-        hidden = [
-            each for each in (tokens.encodings if tokens else {}).values() if each.num_tokens and not each.attends
-        ]
+        encodings = list(tokens.encodings.values()) if tokens else []
+        if (most := max((each.num_tokens for each in encodings), default=0)) > self.facts.max_model_len:
+            raise ModelError(f"queries have {most} tokens, more than the context of {self.facts.max_model_len}")
+        hidden = [each for each in encodings if each.num_tokens and not each.attends]
         window = getattr(model_config, "sliding_window", None) or getattr(model_config, "local_attention", 0) // 2
         longest = max((each.num_tokens for each in hidden), default=0)
         if hidden and (self._is_alone or (window and longest > window)):
@@ -154,7 +155,7 @@ class PoolRunner(PackedRunner):
         if params.output != "token_embed":
             assert self._lexical is not None
             return self._lexical(states)
-        if params.skips and len(self._skipped):
+        if params.drops_skiplist and len(self._skipped):
             kept = np.flatnonzero(~np.isin(np.asarray(token_ids), self._skipped))
             states = states[to_device(kept, self.device)]
         return self._tokens(states[int(self._tokens.drops_first) :], normalizes=params.normalizes)

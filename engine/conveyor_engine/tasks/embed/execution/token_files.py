@@ -43,7 +43,7 @@ class TokenVectors:
     normalizes: bool = True
     instructions: Mapping[str, str] = field(default_factory=dict)  # texts that replace the model's instructions
     encodings: Mapping[str, TokenEncoding] = field(default_factory=dict)  # by the name of the instruction
-    skipped: frozenset[int] = frozenset()  # tokens without a vector, where an encoding skips them
+    skipped: frozenset[int] = frozenset()  # the skiplist: tokens without a vector in some encodings
     max_seq_length: int | None = None
 
 
@@ -54,7 +54,7 @@ class _Settings(NamedTuple):
     expansion: Mapping[str, Any] | None  # sentence-transformers' `query_expansion`
     skiplist: object
     prefixes: Mapping[str, object]  # in front of a text; one token, if the vocabulary has it
-    skips: tuple[str, ...] = ("document",)
+    without_skiplist: tuple[str, ...] = ("document",)  # roles
 
 
 def read_token_vectors(directory: Path) -> TokenVectors | None:
@@ -86,7 +86,7 @@ def read_token_vectors(directory: Path) -> TokenVectors | None:
 
 def _read_dense(directory: Path, kinds: list[str]) -> tuple[str, ...]:
     """Return the folders of the Dense layers. Raises ModelError for modules that this engine does not support."""
-    modules = read_list(directory / SENTENCE_MODULES)
+    modules = _read_modules(directory)
     dense = tuple(str(each.get("path")) for each, kind in zip(modules, kinds, strict=True) if kind == "Dense")
     others = kinds[1 + len(dense) :]
     is_known = kinds[1 : 1 + len(dense)] == ["Dense"] * len(dense) and len(set(others)) == len(others)
@@ -101,25 +101,34 @@ def _read_dense(directory: Path, kinds: list[str]) -> tuple[str, ...]:
     return dense
 
 
+def _read_modules(directory: Path) -> list[Mapping[str, Any]]:
+    """Return the entries of modules.json, which all are objects. Raises ModelError."""
+    modules = read_list(directory / SENTENCE_MODULES)
+    if not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} has an entry that is not an object")
+    return modules
+
+
 def _read_native(directory: Path) -> _Settings:
     """Read the files of sentence-transformers' MultiVectorEncoder."""
     limits = read_object(directory / SENTENCE_LIMITS)
-    folders = [each.get("path") for each in read_list(directory / SENTENCE_MODULES) if _MASK in str(each.get("type"))]
-    folder = folders[0]
+    folders = [each.get("path") for each in _read_modules(directory) if _MASK in str(each.get("type"))]
+    folder = str(folders[0])
     if folder not in (f"{number}_{_MASK}" for number in (2, 3)) or not (directory / folder / "config.json").is_file():
-        raise ModelError(
-            f"{SENTENCE_MODULES} in {directory} has its {_MASK} in {str(folder)[:100]!r}, which is missing"
-        )
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} has its {_MASK} in {folder[:100]!r}, which is missing")
     mask = read_object(directory / folder / "config.json")
     if mask.get("keep_only_token_ids"):
         raise ModelError(f"{directory / folder} keeps vectors only for some tokens, which is not supported")
-    skips = mask.get("skiplist_tasks", ["document"])
+    expansion = limits.get("query_expansion")
+    if not isinstance(expansion, dict | None):
+        raise ModelError(f"query_expansion in {directory / SENTENCE_LIMITS} is not an object")
+    roles = mask.get("skiplist_tasks", ["document"])
     return _Settings(
         lengths={role: limits.get(f"{role}_length") for role in _ROLES},
-        expansion=limits.get("query_expansion"),
+        expansion=expansion,
         skiplist=mask.get("skiplist_words"),
         prefixes={},
-        skips=tuple(skips) if isinstance(skips, list) else ("document",),
+        without_skiplist=tuple(roles) if isinstance(roles, list) else ("document",),
     )
 
 
@@ -164,10 +173,10 @@ def _build_text(prompt: object, prefix: object, marker: int | None) -> str:
 
 
 def _build_encoding(role: str, found: _Settings, marker: int | None, tokenizer: Tokenizer) -> TokenEncoding:
-    max_tokens, skips = _read_number(found.lengths.get(role)), role in found.skips
+    max_tokens, drops_skiplist = _read_number(found.lengths.get(role)), role in found.without_skiplist
     expansion = found.expansion if role == "query" else None
     if expansion is None:
-        return TokenEncoding(marker=marker, max_tokens=max_tokens, skips=skips)
+        return TokenEncoding(marker=marker, max_tokens=max_tokens, drops_skiplist=drops_skiplist)
     length = _read_number(expansion.get("length"))
     return TokenEncoding(
         marker=marker,
@@ -175,7 +184,7 @@ def _build_encoding(role: str, found: _Settings, marker: int | None, tokenizer: 
         num_tokens=length,
         filler=_find_filler(tokenizer, expansion.get("token")),
         attends=expansion.get("attend") is True,
-        skips=skips,
+        drops_skiplist=drops_skiplist,
     )
 
 

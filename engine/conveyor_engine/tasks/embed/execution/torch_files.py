@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from zipfile import BadZipFile, ZipFile, ZipInfo
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from conveyor_engine.errors import ModelError
 
 _FILE_BYTES_MAX: Final = 64 << 20
 _PICKLE_BYTES_MAX: Final = 64 << 10
+_OUT_FEATURES_MAX: Final = 65_536
 _DTYPES: Final = {
     "torch FloatStorage": torch.float32,
     "torch HalfStorage": torch.float16,
@@ -37,41 +38,48 @@ def read_linear(path: Path, in_features: int) -> nn.Linear:
     """Return the layer in float32. The file has its `weight` (out, in) and its `bias` (out,). Raises ModelError."""
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
-            raise ModelError(f"{path} has more than {_FILE_BYTES_MAX >> 20} MiB")
+            raise ValueError(f"it has more than {_FILE_BYTES_MAX >> 20} MiB")
         with ZipFile(path) as archive:
-            state = _read_state(archive)
-    except (OSError, BadZipFile, RuntimeError, NotImplementedError, ValueError, LookupError, TypeError) as error:
-        raise ModelError(f"{path} is not a file of torch.save with one linear layer: {error!r}") from error
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    out_features = shapes.get("bias", (0,))[0]
-    if shapes != {"weight": (out_features, in_features), "bias": (out_features,)}:
-        raise ModelError(f"{path} does not have a linear layer for {in_features} numbers: {shapes}")
-    linear = nn.Linear(in_features, out_features, device="meta")
+            state = _read_state(archive, in_features)
+    except (OSError, BadZipFile, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # What other errors say can be as long as the file makes it.
+        why = f"{error}"[:200] if isinstance(error, ValueError) else type(error).__name__
+        raise ModelError(f"{path} is not a file of torch.save with one linear layer: {why}") from error
+    linear = nn.Linear(in_features, len(state["bias"]), device="meta")
     linear.load_state_dict(state, assign=True)
     return linear.eval().requires_grad_(False)
 
 
-def _read_state(archive: ZipFile) -> dict[str, torch.Tensor]:
+def _read_state(archive: ZipFile, in_features: int) -> dict[str, torch.Tensor]:
     files = {each.filename.partition("/")[2]: each for each in archive.infolist()}
     if "byteorder" in files and _read(archive, files["byteorder"], 16) != b"little":
         raise ValueError("its numbers are not little-endian")
     described = _follow(_read(archive, files["data.pkl"], _PICKLE_BYTES_MAX))
-    if not isinstance(described, dict):
-        raise TypeError("its pickle is not a dict")
-    return {str(name): _read_tensor(archive, files, *each) for name, each in described.items()}
+    if not isinstance(described, dict) or set(described) != {"weight", "bias"}:
+        raise ValueError("it has other tensors than weight and bias")
+    (out_features,) = described["bias"][2]
+    if type(out_features) is not int or not 0 < out_features <= _OUT_FEATURES_MAX:
+        raise ValueError("the shape of its bias is not one number of outputs")
+    shapes = {"weight": (out_features, in_features), "bias": (out_features,)}
+    return {name: _read_tensor(archive, files, shape, *described[name]) for name, shape in shapes.items()}
 
 
 def _read(archive: ZipFile, file: ZipInfo, bytes_max: int) -> bytes:
-    if file.file_size > bytes_max:
-        raise ValueError(f"{file.filename} has {file.file_size} bytes, more than {bytes_max}")
+    if file.compress_type != ZIP_STORED or file.file_size > bytes_max:
+        raise ValueError(f"a part of it is compressed, or has more than {bytes_max} bytes")
     return archive.read(file)
 
 
-def _read_tensor(archive: ZipFile, files: Mapping[str, ZipInfo], *described: Any) -> torch.Tensor:
+def _read_tensor(
+    archive: ZipFile, files: Mapping[str, ZipInfo], shape: tuple[int, ...], *described: Any
+) -> torch.Tensor:
     """Return a tensor in float32. described: the arguments with which torch would make it."""
-    (_, kind, key, _, _), offset, shape, stride = described[:4]
-    if offset or not shape or stride != tuple(math.prod(shape[place + 1 :]) for place in range(len(shape))):
-        raise ValueError(f"a tensor has the offset {offset}, the shape {shape} and the stride {stride}")
+    (_, kind, key, _, _), offset, found, stride = described[:4]
+    has_integers = all(type(number) is int for number in (offset, *found, *stride))
+    if not has_integers or offset or found != shape or stride != (*shape[1:], 1):
+        raise ValueError(f"a tensor does not have the shape {shape}, or does not lie in a row")
+    if not isinstance(kind, str) or not isinstance(key, str):
+        raise TypeError("the numbers of a tensor have no name")
     dtype = _DTYPES[kind]
     numbers = bytearray(_read(archive, files[f"data/{key}"], math.prod(shape) * dtype.itemsize))
     return torch.frombuffer(numbers, dtype=dtype).view(shape).float()
@@ -93,6 +101,8 @@ def _follow(pickle: bytes) -> Any:
         return marked
 
     def set_items(items: list[Any]) -> None:
+        if not all(isinstance(name, str) for name in items[::2]):
+            raise TypeError("a tensor has no name")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     actions: dict[str, Callable[[Any], None]] = {
@@ -122,9 +132,11 @@ def _follow(pickle: bytes) -> Any:
     return described
 
 
-def _reduce(arguments: tuple[Any, ...], function: str) -> Any:
+def _reduce(arguments: Any, function: Any) -> Any:
+    if not isinstance(function, str) or not isinstance(arguments, tuple):
+        raise TypeError("its pickle calls what has no name")
     if function == _DICT and not arguments:
         return {}
     if function == _TENSOR:
         return arguments
-    raise ValueError(f"its pickle calls {function!r:.100}")
+    raise ValueError(f"its pickle calls {function[:100]!r}")

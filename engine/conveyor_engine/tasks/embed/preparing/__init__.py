@@ -36,6 +36,7 @@ class PreparedEmbeddings(PreparedPrompts, frozen=True, kw_only=True, array_like=
     dtype: EmbedDtype = "float32"
     endianness: Literal["native", "little", "big"] = "native"
     vector_size: int = 0  # numbers for each token of an input; 0: an input has one vector, or one number for each token
+    is_marked: bool = False  # whether results begin with `RESULT_MARK`
 
 
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
@@ -69,7 +70,7 @@ def prepare_pooling(model: ServedModel, job: Job) -> PreparedEmbeddings:
     prompts = _read_tokens(model, job, fields, embedding, params)
     _check_tokens(prompts, size, fields.inputs_field)
     own = _describe(fields) | {"vector_size": size if task == "token_embed" else 0}
-    return PreparedEmbeddings.of("pool", prompts, job, fields, fields.inputs_field, **own)
+    return PreparedEmbeddings.of("pool", prompts, job, fields, fields.inputs_field, is_marked=True, **own)
 
 
 def _read_params(fields: VectorFields, output: Output) -> PoolingParams:
@@ -109,10 +110,17 @@ def _read_tokens(
     if encoding is None or fields.messages is not None:
         return _read_texts(model, job, fields, embedding, params)
     check_num_inputs(fields.num_inputs(), "input")
+    if fields.add_special_tokens is False or fields.padding == "max_length":
+        other = "add_special_tokens" if fields.add_special_tokens is False else "padding"
+        why = "queries and documents are encoded as the model's files say"
+        raise InvalidRequest(f"{other} cannot be set: {why}; leave it out, or prompt_name", param=other)
+    truncation = fields.truncation(job.facts.max_model_len)
     begin = _find_instruction(fields.prompt_name, embedding)
     number = len(fields.input)
     return [
-        encode_tokens(model, job, fields.input[index], name_input("input", index, number), encoding, begin, params)
+        encode_tokens(
+            model, job, fields.input[index], name_input("input", index, number), encoding, begin, params, truncation
+        )
         for index in range(number)
     ]
 
@@ -167,7 +175,7 @@ def _read_tei(
     for index in range(number):
         text, param = fields.inputs[index], name_input("inputs", index, number)
         if encoding is not None:
-            prompts.append(encode_tokens(model, job, text, param, encoding, begin, params))
+            prompts.append(encode_tokens(model, job, text, param, encoding, begin, params, truncation))
             continue
         whole = begin + text if isinstance(text, str) else text
         tokens = read_input(model, whole, truncation, job.facts, param)

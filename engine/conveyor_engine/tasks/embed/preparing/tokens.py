@@ -53,18 +53,16 @@ def encode_tokens(
     encoding: TokenEncoding,
     begin: str,
     params: PoolingParams,
+    truncation: Truncation | None,
 ) -> Prompt:
-    """Make the prompt of a query or a document. Token ids of the client are not changed. Raises InvalidRequest.
+    """Make the prompt of a query or a document. Token ids of the client are only truncated. Raises InvalidRequest.
 
-    param: the name of the input in errors. begin: the text in front of it.
+    param: the name of the input in errors. begin: the text in front of it. truncation: what the request sets.
     """
-    params = msgspec.structs.replace(params, skips=encoding.skips)
     if not isinstance(given, str):
-        return Prompt(read_input(model, given, None, job.facts, param), params.encode())
-    num_markers = int(encoding.marker is not None)
-    room = min(encoding.max_tokens or job.facts.max_model_len, job.facts.max_model_len) - num_markers
-    truncation = Truncation(room, "right") if encoding.max_tokens else None
-    token_ids = read_input(model, begin + given, truncation, job.facts, param)
+        return Prompt(read_input(model, given, truncation, job.facts, param), params.encode())
+    params = msgspec.structs.replace(params, drops_skiplist=encoding.drops_skiplist)
+    token_ids = read_input(model, begin + given, _find_truncation(encoding, truncation, job), job.facts, param)
     if encoding.marker is not None:
         token_ids.insert(1, encoding.marker)
     missing = encoding.num_tokens - len(token_ids)
@@ -74,3 +72,12 @@ def encode_tokens(
         token_ids += [encoding.filler] * missing
     check_input(token_ids, job.facts, param)
     return Prompt(token_ids, params.encode())
+
+
+def _find_truncation(encoding: TokenEncoding, asked: Truncation | None, job: Job) -> Truncation | None:
+    """Return how a text is truncated in front of the marker: to the smaller limit of the files and of the request."""
+    limits = [each for each in (encoding.max_tokens, asked.max_tokens if asked else 0) if each]
+    if not limits:
+        return None
+    room = min(*limits, job.facts.max_model_len) - int(encoding.marker is not None)
+    return Truncation(max(0, room), asked.side if asked else "right")
