@@ -291,8 +291,8 @@ def write_model(directory: Path, shape: Shape) -> None:
 
 
 def draw(reader: ChatPictures, side: int, number: int, seed: int) -> list[Prompt]:
-    """Draw so many prompts, each of an image and a text."""
-    numbers, prompts = np.random.default_rng(seed), list[Prompt]()
+    """Draw so many prompts, each of an image and a text. Each number has its own: some peers cache prefixes."""
+    numbers, prompts = np.random.default_rng((seed, number)), list[Prompt]()
     for _ in range(number):
         pixels = numbers.integers(0, 256, (side, side, 3), dtype=np.uint8)
         image = Image.fromarray(pixels)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # the API process imports this module but not Pillow
     from PIL import Image
 
 
+EDIT_BYTES_MAX: Final = 16 << 20  # limit on the pixels of an edit's pictures: a quarter of what may wait at the engine
+
+
 class PreparedPictures(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
     """A valid request, with a prompt for each picture."""
 
@@ -56,6 +59,8 @@ def _prepare(
     if 3 * number * size.num_pixels > RESULT_BYTES_MAX:
         most = RESULT_BYTES_MAX // (3 * size.num_pixels)
         raise InvalidRequest(f"n is {number}, but an answer has at most {most} pictures of {size}", param="n")
+    if image is not None and number > (most := max(1, EDIT_BYTES_MAX // (3 * size.num_pixels))):
+        raise InvalidRequest(f"n is {number}, but an edit has at most {most} pictures of {size}", param="n")
     num_steps = fields.num_inference_steps or facts.num_steps
     if num_steps > len(facts.nums_forwards):
         message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
@@ -133,8 +138,8 @@ def find_size(facts: PaintFacts, wanted: str | None, max_cost: int, image: "Imag
         problem = f"is too large: this model allows {most} pixels in all and {facts.max_side} pixels for a side"
     elif any(side % multiple for side in size):
         problem = f"must have sides that are multiples of {multiple} pixels"
-    if problem is not None and not is_named:
-        raise InvalidRequest(f"image of {size} pixels {problem}; send a smaller `size`", param="image")
+    if problem is not None and image is not None and not is_named:
+        raise InvalidRequest(f"image of {Size(*image.size)} pixels {problem}; send a smaller `size`", param="image")
     if problem is not None:
         raise InvalidRequest(f"size {size} {problem}; this model's own is {facts.size}", param="size")
     return size

@@ -14,6 +14,7 @@ from conveyor_engine.serving.preparing.forms import FIELD_BYTES_MAX, is_form, pa
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.tasks.imageclassify.bodies import ImageOptions
+from conveyor_engine.tasks.imagegenerate.bodies import ImageEditOptions
 from conveyor_engine.wire.worker import Job
 
 MODEL = ServedModel("tiny", None, SamplingDefaults())
@@ -81,7 +82,7 @@ def test_a_body_that_is_no_form_is_refused(body: bytes, content_type: str, param
         ([part("top_k", b"0"), FILE], "top_k", "must be greater than or equal to 1"),
         ([part("top_k", b"1"), part("top_k", b"2"), FILE], "top_k", "appears in the form twice"),
         ([part("function_to_apply", b"tanh"), FILE], "function_to_apply", "must be 'default'"),
-        ([part("model", b"m" * (FIELD_BYTES_MAX + 1)), FILE], "model", "longer than 65536 bytes"),
+        ([part("model", b"m" * (FIELD_BYTES_MAX + 1)), FILE], "model", "model is longer than 128000 bytes$"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -89,6 +90,20 @@ def test_a_wrong_field_is_refused_by_name(parts: list[bytes], param: str, senten
     with pytest.raises(InvalidRequest, match=sentence) as caught:
         parse(form(*parts))
     assert caught.value.param == param
+
+
+def test_a_long_prompt_is_read_and_a_long_file_of_another_name_is_refused() -> None:
+    job = Job(
+        "edits", make_facts(), 1, 0.0, form(part("prompt", "\U0001f600".encode() * 32_000), FILE), content_type=TYPE
+    )
+    fields, _ = parse_form(MODEL, ImageEditOptions, job, "image", 1)
+    assert len(fields.prompt) == 32_000
+    for name, sentence in (("mask", "an edit changes the whole picture"), ("other", "this path are named image")):
+        long = part(name, bytes(200_000), '; filename="a.png"')
+        job.body = form(part("prompt", b"a"), long, FILE)
+        with pytest.raises(InvalidRequest, match=sentence) as caught:
+            parse_form(MODEL, ImageEditOptions, job, "image", 1)
+        assert caught.value.param == name
 
 
 def test_a_field_without_text_counts_as_absent() -> None:

@@ -197,6 +197,16 @@ def test_a_picture_that_is_not_finite_ends_alone(painter: Painter) -> None:
     assert core.stats().num_steps < 10, "it ends at once"
 
 
+def test_a_row_does_not_keep_the_picture_to_edit(painter: Painter) -> None:
+    core = painter.make_core()
+    add(core, painter.directory, "edit", Brief("blue", 9, 4, strength=0.5))
+    run(core)
+    runner = core.executor
+    assert isinstance(runner, PaintRunner)
+    kept = [row for row in runner._rows.values() if row.request.num_skipped]
+    assert [(row.request.image, len(row.digest)) for row in kept] == [(b"", 32)]
+
+
 def test_an_aborted_picture_leaves_its_row_to_the_next_one(painter: Painter) -> None:
     core = painter.make_core(batching_mode="continuous", max_num_seqs=1)
     add(core, painter.directory, "a", Brief("blue", 9, 9))

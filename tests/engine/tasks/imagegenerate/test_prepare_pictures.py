@@ -1,16 +1,19 @@
 """What a worker makes of a body depends on the layout of the model."""
 
+import io
 import json
 from typing import Any
 
+import httpx
 import pytest
+from PIL import Image
 from tests.engine.builders import make_facts
 from tests.engine.paint_layouts import save_layout
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.jobs import SamplingDefaults, ServedModel
 from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, read_request
-from conveyor_engine.tasks.imagegenerate.preparing import prepare_pictures
+from conveyor_engine.tasks.imagegenerate.preparing import find_size, prepare_edits, prepare_pictures
 from conveyor_engine.tasks.imagegenerate.reading import PromptTokenizer, load_tokenizer
 from conveyor_engine.wire.frames import FrameReader
 from conveyor_engine.wire.messages import Add, to_engine_decoder
@@ -24,12 +27,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
     return load_tokenizer(directory)
 
 
-def prepare(reader: PromptTokenizer, guides: bool, **fields: Any) -> PaintRequest:
-    facts = PaintFacts(
-        size=Size(32, 32),
+def build_facts(reader: PromptTokenizer, guides: bool, side: int = 32) -> PaintFacts:
+    return PaintFacts(
+        size=Size(side, side),
         multiple=16,
-        max_pixels=64 * 64,
-        max_side=64,
+        max_pixels=4 * side * side,
+        max_side=2 * side,
         empty_tokens=reader.encode("")[0],
         nums_forwards=list(range(1, 501)),
         num_steps=28,
@@ -38,6 +41,10 @@ def prepare(reader: PromptTokenizer, guides: bool, **fields: Any) -> PaintReques
         strength=0.8,
         rounds_up=False,
     )
+
+
+def prepare(reader: PromptTokenizer, guides: bool, **fields: Any) -> PaintRequest:
+    facts = build_facts(reader, guides)
     job = Job(
         "pictures",
         make_facts(task="imagegenerate", max_num_batched_tokens=64 * 64, of_task=facts.encode()),
@@ -83,3 +90,32 @@ def test_sizes_that_the_model_cannot_make_are_refused(
     with pytest.raises(InvalidRequest, match=sentence) as caught:
         prepare(reader, guides, size=size)
     assert caught.value.param == "size"
+
+
+@pytest.mark.parametrize(("number", "size", "most"), [(6, "1024x1024", 5), (2, "2048x2048", 1), (5, "1024x1024", None)])
+def test_a_small_file_cannot_fill_the_engine_s_memory(
+    reader: PromptTokenizer, number: int, size: str, most: int | None
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    data = {"model": "tiny", "prompt": "a", "n": str(number), "size": size}
+    form = httpx.Request("POST", "http://a", data=data, files={"image": file.getvalue()})
+    facts = make_facts(
+        task="imagegenerate", max_num_batched_tokens=2048**2, of_task=build_facts(reader, False, 1024).encode()
+    )
+    job = Job("edits", facts, 1, 0.0, form.read(), content_type=form.headers["Content-Type"])
+    model = ServedModel("tiny", None, SamplingDefaults(), reader=reader)
+    if most is None:
+        sizes = (4 * sum(part.num_tokens_of.values()) for part in prepare_edits(model, job).parts)
+        assert sum(sizes) < 17 << 20
+        return
+    with pytest.raises(
+        InvalidRequest, match=f"n is {number}, but an edit has at most {most} pictures of {size}"
+    ) as caught:
+        prepare_edits(model, job)
+    assert caught.value.param == "n"
+
+
+def test_an_image_that_is_too_large_is_named_with_its_own_size(reader: PromptTokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="image of 100x17 pixels is too large"):
+        find_size(build_facts(reader, False), None, 64 * 64, Image.new("RGB", (100, 17)))

@@ -8,6 +8,7 @@ step is run again, it skips the rows that are already done, so each row runs eac
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,8 +49,8 @@ _PICTURES: Final = {"cpu": 8, "cuda": 16}
 class Row:
     """A picture in the making."""
 
-    payload: bytes
-    request: PaintRequest
+    digest: bytes  # of the request's payload
+    request: PaintRequest  # without the picture to edit: a row stays until another picture takes its number
     prompts: Prompts  # the prompt; with guidance the negative prompt, then the prompt
     scheduler: Any
     latents: torch.Tensor  # (1, channels, height, width)
@@ -125,14 +126,16 @@ class PaintRunner(Runner):
         new = {
             each.row: each.payload
             for each in plan.admitted
-            if not computed[each.row] or each.row not in self._rows or self._rows[each.row].payload != each.payload
+            if not computed[each.row]
+            or each.row not in self._rows
+            or self._rows[each.row].digest != _digest(each.payload)
         }
         if not new:
             return
         requests = [read_request(payload) for payload in new.values()]
         prompts = self._read_prompts(requests)
         for (row, payload), request in zip(new.items(), requests, strict=True):
-            self._rows[row] = self._make_row(payload, request, next(prompts))
+            self._rows[row] = self._make_row(_digest(payload), request, next(prompts))
 
     def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[Prompts]:
         """Yield what the model reads of each request's prompt; with guidance of the negative prompt, then the prompt.
@@ -154,7 +157,7 @@ class PaintRunner(Runner):
         sizes = [2 if request.has_guidance else 1 for request in requests]
         return map(Prompts, torch.split(hidden, sizes), torch.split(pooled, sizes))
 
-    def _make_row(self, payload: bytes, request: PaintRequest, prompts: Prompts) -> Row:
+    def _make_row(self, digest: bytes, request: PaintRequest, prompts: Prompts) -> Row:
         """Create a row with random latents from the request's seed. An edit mixes them with those of its picture."""
         family, (width, height) = self._family, request.size
         scheduler = family.copy_scheduler(request.num_inference_steps, request.size)
@@ -167,7 +170,7 @@ class PaintRunner(Runner):
         latents = to_device(noise.float().numpy(), self.device).to(self._dtype)
         if drawn is not None:
             latents = family.add_noise(scheduler, drawn, latents, request.num_skipped)
-        return Row(payload, request, prompts, scheduler, latents)
+        return Row(digest, msgspec.structs.replace(request, image=b""), prompts, scheduler, latents)
 
     def _encode(self, request: PaintRequest, generator: torch.Generator) -> torch.Tensor:
         """Return the latents of the picture to edit."""
@@ -242,6 +245,10 @@ class PaintRunner(Runner):
             rows = [self._make_row(b"", request, each) for request, each in zip(requests, prompts, strict=True)]
             self._denoise(rows)
             self._draw(rows)
+
+
+def _digest(payload: bytes) -> bytes:
+    return sha256(payload).digest()
 
 
 def _find_timesteps(plan: StepPlan) -> list[int]:
