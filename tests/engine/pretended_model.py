@@ -22,6 +22,7 @@ class PretendedModel:
     """An executor that keeps for each KV slot whose key it has. Attention to another request's key is an error.
 
     In windowed tables it reads the keys that a step's tokens see. It also pretends a draft model with slots of its own.
+    With a lag, the draft model also reads hidden states, which have the slots of keys.
 
     It knows requests only from its plans. A step with a row whose seed is in `poison`, or with more tokens than
     `memory_tokens`, raises, with half of its keys written.
@@ -113,6 +114,9 @@ class PretendedModel:
             end = first + number + self.lag
             known = self._token_ids[row][:end]
             assert len(known) == end, "the draft model reads known tokens"
+            for position in range(first, first + number) if self.lag else ():
+                held = self._slots.get(self._slot(row, 0, position))
+                assert held == self._content(row, 0, position), f"the head reads a foreign hidden state at {position}"
             drafts[row] = []
             for _ in range(wanted.get(row, 0)):
                 drafts[row].append(next_token([*known, *drafts[row]]) if (len(known) + len(drafts[row])) % 4 else 3)

@@ -71,7 +71,7 @@ class ModelDrafts:
         if self._pause or room < 1:
             self._pause = max(0, self._pause - 1)
             return
-        states = {each: self._find_state(each) for each in requests if _may_have_drafts(each)}
+        states = {each: self._find_state(each) for each in requests if self._may_have_drafts(each)}
         states = {each: state for each, state in states.items() if _count_unread(each) > 0}
         if not states:
             return
@@ -121,6 +121,11 @@ class ModelDrafts:
             self._credit -= spent + step.num_drafts * per_token
         for reading in step.readings:
             self._learn(reading)
+
+    def _may_have_drafts(self, request: RequestState) -> bool:
+        if self._lag and request.num_sent_blocks < 0:
+            return False  # admitted in this step, which may only now compute hidden states of blocks that it shares
+        return request.constraint is None and not request.num_awaited_tokens and not request.pictures
 
     # --- what the draft model has read ---
 
@@ -208,10 +213,6 @@ class ModelDrafts:
         self._most_credit = max(_MOST_CREDIT_SECONDS, cost)
         self._is_trial = not prices.are_known or cost <= self._credit
         return {request: 1} if self._is_trial else {}
-
-
-def _may_have_drafts(request: RequestState) -> bool:
-    return request.constraint is None and not request.num_awaited_tokens and not request.pictures
 
 
 def _count_unread(request: RequestState) -> int:

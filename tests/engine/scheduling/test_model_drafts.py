@@ -199,6 +199,17 @@ def test_the_draft_model_s_keys_are_those_of_its_rows_though_requests_are_preemp
     assert (stats.num_preemptions > 0) == (num_kv_blocks == 24)
 
 
+@pytest.mark.parametrize("num_tokens", [5, 9])
+def test_a_head_reads_no_hidden_states_of_shared_blocks_before_they_are_computed(num_tokens: int) -> None:
+    scheduler = make_scheduler(speculation="draft", max_num_batched_tokens=64)
+    model, drafts = PretendedModel(block_size=4), Generous(5, 4, 1)
+    model.lag, scheduler._batch._speculation = 1, drafts
+    for name in "ab":
+        scheduler.add_request(make_request(name, range(10, 10 + num_tokens), max_tokens=20, ignore_eos=True))
+    assert len(run_pretended(scheduler, model, drafts)["b"]) == 20
+    assert scheduler.stats().num_drafts > 0
+
+
 def test_requests_that_follow_a_grammar_have_no_drafts() -> None:
     scheduler = make_scheduler(speculation="draft", constrain=lambda _: SumModThree())
     scheduler.add_request(make_request("a", max_tokens=20, ignore_eos=True))
