@@ -91,6 +91,11 @@ def check(model: Model, core: EngineCore, guesses: dict[tuple[int, ...], list[in
 
 
 NAMES = [*ONE_MORE_LAYER, *OF_QWEN, "qwen3_5_moe", "eagle of llama", "speculator of qwen3"]
+FP8 = {"quantization_config": {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}}},
+}}  # fmt: skip
 SITUATIONS = [*((name, "continuous") for name in NAMES), ("glm4_moe", "none"), ("qwen3_5_text", "dynamic")]
 
 
@@ -129,6 +134,16 @@ def test_a_shared_prefix_is_read_once(models: Models) -> None:
         read.clear()
     assert counts[0] - counts[1] == 47, "of 50 tokens of the prompt; the last one of a block needs the next block"
     for tokens, found in list(guesses.items())[::5]:
+        assert found == model.head.guess(tokens, len(found))
+
+
+def test_equal_prompts_at_once_get_right_guesses(models: Models) -> None:
+    model = models("eagle of llama")
+    core, guesses = make_core(model, max_num_batched_tokens=512)
+    prompt, expected = model.ref.prompts[1], model.ref.answers[1]
+    assert len(prompt) % 16 == 1, "all but the last token is in shared blocks"
+    assert answers(core, [prompt, prompt]) == [expected, expected]
+    for tokens, found in guesses.items():
         assert found == model.head.guess(tokens, len(found))
 
 
@@ -219,6 +234,14 @@ def test_damaged_heads_end_the_start_with_a_sentence(
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, {}, r"it reads the layers \[1, 2, 9\], and the model has 5"),
         ({"model_type": "deepseek_v3"}, {}, "has a layer of deepseek_v3; this engine runs those of llama"),
         ({"hidden_size": 64}, {}, "it has no embeddings of its own, and 64 numbers for each of the model's"),
+        ({}, {"embed_tokens.weight": torch.zeros(60, 48)}, "it has embeddings of 60 tokens, and the model has 199"),
+        ({}, {"fc.weight": torch.tensor(1.0)}, r"has fc.weight of shape \[\], not a matrix"),
+        ({}, {"lm_head.weight": torch.tensor(1.0)}, r"has lm_head.weight of shape \[\], not a matrix"),
+        (
+            FP8,
+            {"fc.weight": torch.zeros(48, 96, dtype=torch.float8_e4m3fn), "fc.weight_scale": torch.ones(48, 1)},
+            "it reads hidden states of 32 numbers, and the model has 48",
+        ),
     ],
 )
 def test_eagle_heads_of_other_models_are_refused(

@@ -57,6 +57,11 @@ def test_a_head_in_the_files_is_counted_by_itself(tmp_path: Path) -> None:
     assert "head" not in lines_of(tmp_path)
 
 
+def test_a_model_whose_head_cannot_be_computed_runs_without_it(tmp_path: Path) -> None:
+    save_tiny_model("nemotron_h", tmp_path, num_nextn_predict_layers=1)
+    assert "head" not in lines_of(tmp_path)
+
+
 def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "num_hidden_layers": 12,

@@ -155,15 +155,19 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
 
 
 def _describe_head(config: PretrainedConfig) -> Iterator[str]:
-    """Yield what the head for multi-token prediction takes, if config.json declares one."""
-    with _META:
-        head = build_own_head(config, _DTYPE)
-    if head is not None:
+    """Yield what the head for multi-token prediction takes, if config.json declares one that the engine can compute."""
+    try:
+        with _META:
+            head = build_own_head(config, _DTYPE)
+        if head is None:
+            return
         keep_latents(head)
         layers, _ = probe_layers(head, _META)
-        token = _token_bytes(layers) + config.get_text_config().hidden_size * _DTYPE.itemsize
-        size = _gb(count_own_weights(head) * _DTYPE.itemsize)
-        yield f"head     {size} more, and {token:,} bytes a token, with `speculation: MTP`, on CPUs"
+    except (ModelError, *checks.TRANSFORMERS_ERRORS):
+        return  # the model runs without its head
+    token = _token_bytes(layers) + config.get_text_config().hidden_size * _DTYPE.itemsize
+    size = _gb(count_own_weights(head) * _DTYPE.itemsize)
+    yield f"head     {size} more, and {token:,} bytes a token, with `speculation: MTP`, on CPUs"
 
 
 def _describe_cache(model: PreTrainedModel, config: PretrainedConfig, weight_bytes: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from conveyor_engine.execution.models.heads import NUM_UNUSED, load_head, read_t
 from conveyor_engine.execution.models.loader import check_safetensors
 from conveyor_engine.model_files import read_architectures, read_object
 
-_EMBEDDINGS, _HEAD, _TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t"
+_EMBEDDINGS, _FC, _HEAD, _TOKENS = "embed_tokens.weight", "fc.weight", "lm_head.weight", "d2t"
 
 
 class EagleLayer(LlamaDecoderLayer):  # type: ignore[misc]
@@ -88,19 +88,24 @@ def load_eagle(
     check_safetensors(directory)
     content, text = read_object(directory / "config.json"), target.config.get_text_config()
     tensors = {_strip(name): tensor for name, tensor in read_tensors(str(directory), text).items()}
+    tensors |= _read_checked(directory, tensors)
+    for name in (_EMBEDDINGS, _FC, _HEAD):
+        if name in tensors and tensors[name].dim() != 2:
+            raise ModelError(f"the head in {directory} has {name} of shape {list(tensors[name].shape)}, not a matrix")
     tokens = _read_tokens(directory, tensors)
-    sizes = {name: list(tensors[name].shape) for name in (_EMBEDDINGS, "fc.weight") if name in tensors}
-    if (width := sizes.get("fc.weight", [0])[-1]) != 3 * text.hidden_size:
+    if (width := tensors[_FC].shape[1] if _FC in tensors else 0) != 3 * text.hidden_size:
         raise _refuse(f"it reads hidden states of {width // 3} numbers, and the model has {text.hidden_size}")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise _refuse(f"it guesses token {int(tokens.max())}, and the model has {vocab_size} tokens")
     layers = _find_layers(content, text.num_hidden_layers)
     config = _make_config(directory, content)
     config.target_hidden_size, config.num_guessed = text.hidden_size, len(tokens)
-    config.num_embedded = sizes[_EMBEDDINGS][0] if _EMBEDDINGS in sizes else 0
+    config.num_embedded = len(tensors[_EMBEDDINGS]) if _EMBEDDINGS in tensors else 0
+    if 0 < config.num_embedded < vocab_size:
+        raise _refuse(f"it has embeddings of {config.num_embedded} tokens, and the model has {vocab_size}")
     if not config.num_embedded and config.hidden_size != text.hidden_size:
         raise _refuse(f"it has no embeddings of its own, and {config.hidden_size} numbers for each of the model's")
-    named = {name if name in (_HEAD, "fc.weight") else f"model.{name}": each for name, each in tensors.items()}
+    named = {name if name in (_HEAD, _FC) else f"model.{name}": each for name, each in tensors.items()}
     head = load_head(EagleHead, config, named, dtype, str(directory))
     return head, tokens, layers
 
@@ -109,17 +114,29 @@ def _strip(name: str) -> str:
     return name.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
+def _read_checked(directory: Path, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors whose shapes are checked. Raises ModelError.
+
+    A quantized checkpoint has no shapes before its tensors are restored.
+    """
+    try:
+        return {name: tensors[name][...] for name in (_EMBEDDINGS, _FC, _HEAD, _TOKENS) if name in tensors}
+    except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
+        raise ModelError(f"the head in {directory} cannot be read: {checks.on_one_line(error)}") from error
+
+
 def _read_tokens(directory: Path, tensors: dict[str, Any]) -> torch.Tensor:
     """Return the model's token for each that the head guesses. Takes what is no weight of the head out of `tensors`."""
     tensors.pop("t2d", None)
     if _HEAD not in tensors:
         raise ModelError(f"the head in {directory} has no {_HEAD}")
-    own = torch.arange(max(1, tensors[_HEAD].shape[0]))
+    own = torch.arange(max(1, len(tensors[_HEAD])))
     if (offsets := tensors.pop(_TOKENS, None)) is None:
         return own
     if list(offsets.shape) != [len(own)]:
         raise ModelError(f"the head in {directory} has {len(own)} tokens and {_TOKENS} of shape {list(offsets.shape)}")
-    found: torch.Tensor = own + offsets[...].long()
+    found: torch.Tensor = own + offsets.long()
     return found
 
 
