@@ -81,10 +81,10 @@ def make_core(model: Model, **changes: Any) -> tuple[EngineCore, dict[tuple[int,
     return core, guesses
 
 
-def check(model: Model, core: EngineCore, guesses: dict[tuple[int, ...], list[int]]) -> None:
+def check(model: Model, core: EngineCore, guesses: dict[tuple[int, ...], list[int]], more_than: int = 40) -> None:
     assert answers(core, model.ref.prompts) == model.ref.answers
     stats = core.stats()
-    assert stats.num_draft_tokens == sum(map(len, guesses.values())) > 40
+    assert stats.num_draft_tokens == sum(map(len, guesses.values())) > more_than
     assert stats.kv_cache_usage == 0.0
     for tokens, found in list(guesses.items())[::5]:
         assert found == model.head.guess(tokens, len(found))
@@ -110,7 +110,7 @@ def test_a_head_guesses_as_it_is_defined_and_changes_no_greedy_token(models: Mod
 def test_preempted_requests_get_the_same_guesses_and_tokens(models: Models, name: str, prefix_caching: bool) -> None:
     model = models(name)
     core, guesses = make_core(model, num_kv_blocks=9, prefix_caching=prefix_caching)
-    check(model, core, guesses)
+    check(model, core, guesses, more_than=20)  # a request that comes back has no guesses in its first step
     assert core.stats().num_preemptions > 0
 
 

@@ -58,7 +58,7 @@ def test_the_largest_step_of_a_model_that_embeds_is_run(
     assert isinstance(runner, PoolRunner)
     ran: list[int] = []
     config = EngineConfig(model=str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=budget)
-    monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))
+    monkeypatch.setattr(runner, "_compute", lambda prompts: ran.extend(len(prompt.token_ids) for prompt in prompts))
     runner.find_step_bytes(RunnerStart(config, Placement(CUDA), print, TEXT_ENCODER))
     assert ran == lengths
 

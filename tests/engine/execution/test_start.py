@@ -15,6 +15,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine, start
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.graphs.cuda import run_again
+from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement, open_placement
 from conveyor_engine.execution.start import RunnerStart
 from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
@@ -34,12 +35,17 @@ def save(runner: Runner, directory: Path) -> EngineConfig:
     ("runner", "own"),
     [
         (GenerateRunner, ["event=kv_cache_allocated"]),
-        (PoolRunner, ["event=pooling_chosen", "event=largest_step_fits"]),
+        (PoolRunner, ["event=pooling_chosen", "event=outputs_chosen", "event=largest_step_fits"]),
     ],
 )
 def test_a_runner_starts_on_the_device_that_it_is_given(tmp_path: Path, runner: Runner, own: list[str]) -> None:
     lines: list[str] = []
-    started = runner(save(runner, tmp_path), Placement(CPU), lines.append)
+    config, placement = save(runner, tmp_path), Placement(CPU)
+    started = (
+        PoolRunner(config, placement, lines.append, TEXT_ENCODER)
+        if runner is PoolRunner
+        else GenerateRunner(config, placement, lines.append)
+    )
     assert started.facts.device == "cpu", "not the configured one, which is not here"
     assert [line.split()[0] for line in lines] == [*LOADING, *own]
     assert [line.endswith(" task=embed") for line in lines[:1]] == [runner is PoolRunner]

@@ -38,12 +38,14 @@ NO_FORMS: list[dict[str, Any]] = [
 TEMPLATES = {"chat", "messages", "responses", "count_tokens", "tokenize"}
 LANES = {
     **dict.fromkeys(["completion", "chat", "messages", "responses"], Lane.FORMS),
-    **dict.fromkeys(["embedding_of_images", "images", "image_tensors", "transcription", "translation"], Lane.FILES),
+    **dict.fromkeys(
+        ["edits", "embedding_of_images", "images", "image_tensors", "transcription", "translation"], Lane.FILES
+    ),
     **dict.fromkeys([f"{name}_with_images" for name in TEMPLATES], Lane.FILES),
 }
 PLAIN = {
     *("tokenize", "detokenize", "decode", "count_tokens", "classify", "classify_tokens", "predict", "embedding"),
-    *("embed", "rerank", "score", "either_rerank", "pictures", "tensors"),
+    *("embed", "embed_all", "embed_sparse", "pooling", "rerank", "score", "either_rerank", "pictures", "tensors"),
 }
 
 
