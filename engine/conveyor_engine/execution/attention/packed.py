@@ -6,7 +6,6 @@ temporary KV blocks, in the layout of `cpu_native`. Writing them costs little co
 with the square of the length.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Protocol
 
@@ -41,20 +40,26 @@ def choose_packed(name: AttentionBackendName, device: torch.device, dtype: torch
     return PackedNative if can and name != "torch" else Packed
 
 
-@dataclass(frozen=True, slots=True)
 class Packed:
     """A `Paged` for whole sequences that are packed one after another, in plain torch."""
 
-    starts: list[int]  # index of each sequence's first token, and the end of the last sequence
-    ends: Ends = None  # see `MakePaged`
     runs_bidirectional: ClassVar[bool] = True
+
+    def __init__(self, starts: list[int], ends: Ends = None) -> None:
+        """starts: index of each sequence's first token, and the end of the last sequence. ends: see `MakePaged`."""
+        self._starts, self._ends = starts, ends
+        # Whether the tokens of a sequence see all of it, so that torch's attention needs no mask.
+        self._see_all = [ends is None or int(ends[begin:end].min()) >= end - begin for begin, end in pairwise(starts)]
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out = query.new_empty((*query.shape[:2], value.shape[2]))
-        ends = None if self.ends is None else to_device(_cut(self.ends, self.starts, spec), query.device)
-        for begin, end in pairwise(self.starts):
+        ends = None if self._ends is None else to_device(_cut(self._ends, self._starts, spec), query.device)
+        for (begin, end), sees_all in zip(pairwise(self._starts), self._see_all, strict=True):
             one = query[begin:end], key[begin:end], value[begin:end]
-            out[begin:end] = _attend_whole(*one, spec) if ends is None else attend_one(*one, spec, ends[begin:end])
+            if ends is None or sees_all:
+                out[begin:end] = _attend_whole(*one, spec)
+            else:
+                out[begin:end] = attend_one(*one, spec, ends[begin:end])
         return out
 
 

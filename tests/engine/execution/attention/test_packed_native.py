@@ -2,10 +2,12 @@
 
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.attention import packed
 from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.packed import Packed, PackedNative, choose_packed
 
@@ -51,6 +53,20 @@ def test_both_agree_in_layers_of_one_step(
         out = ours.attend(spec, *inputs)
         assert out.is_contiguous()
         assert (out.double() - plain.attend(spec, *inputs).double()).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_only_a_sequence_with_hidden_tokens_needs_a_mask(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    lengths = np.diff(STARTS)
+    keys = np.where(lengths == 33, 20, lengths)
+    ends, spec = np.repeat(keys, lengths).astype(np.int32), AttentionSpec(0, 0.4, window, None, causal=False)
+    inputs = tensors(LAYERS[0], torch.float32, 0)
+    expected = PackedNative(STARTS, ends).attend(spec, *inputs)
+    masked, attend_one = [], packed.attend_one
+    monkeypatch.setattr(packed, "attend_one", lambda *args: (masked.append(len(args) > 4), attend_one(*args))[1])
+    assert (Packed(STARTS, ends).attend(spec, *inputs) - expected).abs().max() < 1e-5
+    assert masked.count(True) == 1
+    assert (Packed(STARTS).attend(spec, *inputs) - expected).abs().max() > 1e-2, "the check can fail"
 
 
 def test_it_is_chosen_on_a_cpu_unless_torch_is_configured() -> None:
