@@ -5,7 +5,7 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from collections.abc import Iterator
 
-from conveyor_protocol.families import FAMILIES, MEANINGS, PIPELINES
+from conveyor_protocol.families import FAMILIES, MEANINGS, PIPELINES, VECTORS
 
 _HEAD = """\
 # Families of text models
@@ -24,6 +24,15 @@ generates. All other parts run transformers' code. A published model may have se
 | --- | --- | --- | --- |
 """
 
+_VECTORS = """
+## Sparse vectors and vectors of tokens
+These models run with the task Embed ([how](token-embeddings.md)). A small random model of each family is compared with
+its definition.
+
+| models | recognised by | paths | tested with the families |
+| --- | --- | --- | --- |
+"""
+
 _PIPELINES = """
 ## Models that generate images
 These pipelines of diffusers run with the task ImageGenerate
@@ -39,6 +48,10 @@ def page() -> Iterator[str]:
     for model_type, family in FAMILIES.items():
         replaced = MEANINGS[family.replaced] if family.replaced else ""
         yield f"| `{model_type}` | {family.name} | {', '.join(family.tasks)} | {replaced} |\n"
+    yield _VECTORS
+    for name, kind in VECTORS.items():
+        paths, families = (", ".join(f"`{each}`" for each in row) for row in (kind.paths, kind.families))
+        yield f"| {name} | {kind.files} | {paths} | {families} |\n"
     yield _PIPELINES
     for pipeline, name in PIPELINES.items():
         yield f"| `{pipeline}` | {name} |\n"

@@ -89,8 +89,15 @@ def scores_tokens(directory: Path) -> bool:
 
 def read_module_kinds(directory: Path) -> list[str]:
     """Return the names of the classes in sentence-transformers' list of modules, in their order. Raises ModelError."""
+    return [str(module.get("type", "")).rpartition(".")[2] for module in read_modules(directory)]
+
+
+def read_modules(directory: Path) -> list[dict[str, Any]]:
+    """Return sentence-transformers' list of modules; empty if there is none. Raises ModelError."""
     modules = read_list(directory / SENTENCE_MODULES)
-    return [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} has an entry that is not an object")
+    return modules
 
 
 def reads_masked_lm(directory: Path) -> bool:

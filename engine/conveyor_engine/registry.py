@@ -9,6 +9,7 @@ reads better, with a `TASK` whose type depends on the process:
     reading      fork server        only if `About.reads`: loads what the workers need; may import transformers
     preparing    worker processes   reads bodies: a `serving.preparing.jobs.Kind` for each kind of body, by its name
     serving      API process        its paths: `serving.http.task_paths.TaskPaths`
+    describing   `check`            only if `About.describes`: says from a model's small files what it makes
 
 A process imports only its own modules, and those beside them (`bodies`, `facts`), which several processes share. No
 task imports another, and nothing but this module loads them. The built-in tasks are in `tasks`. An installed package
@@ -43,6 +44,7 @@ class About:
     reads_text: bool = True  # whether it needs the model's tokenizer
     reads: bool = False  # whether its workers need an object that the module `reading` loads
     runs_also: tuple[str, ...] | None = None  # other tasks whose models it runs if `task` names it; None: all
+    describes: bool = False  # whether the module `describing` says what a model makes
     check: Callable[[Path], object] | None = None  # raises ModelError if the small files of a model rule it out
 
 

@@ -80,6 +80,31 @@ FAMILIES: Final[dict[str, Family]] = {
     "starcoder2": Family("Starcoder2", ("Generate",), "attention"),
     "xlm-roberta": Family("XLM-RoBERTa", ("Embed", "Rerank", "Classify")),
 }
+
+
+class VectorKind(NamedTuple):
+    """Models that make other vectors than one for each text, recognised by their files."""
+
+    files: str
+    paths: tuple[str, ...]
+    families: tuple[str, ...]  # with which it is tested
+
+
+VECTORS: Final[dict[str, VectorKind]] = {
+    "SPLADE": VectorKind(
+        "`SpladePooling` in `modules.json`, or a masked language model without `modules.json`",
+        ("/embed_sparse",),
+        ("bert", "modernbert", "xlm-roberta"),
+    ),
+    "ColBERT": VectorKind(
+        "`Dense` and no `Pooling` in `modules.json`, or the class `HF_ColBERT`",
+        ("/pooling", "/score", "/rerank"),
+        ("bert", "modernbert"),
+    ),
+    "BGE-M3": VectorKind(
+        "`sparse_linear.pt` and `colbert_linear.pt`", ("/embed_sparse", "/pooling", "/v1/embeddings"), ("xlm-roberta",)
+    ),
+}
 # The pipelines of diffusers that the task ImageGenerate runs, by their class in model_index.json.
 PIPELINES: Final[dict[str, str]] = {
     "FluxPipeline": "FLUX.1",

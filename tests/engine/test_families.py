@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.engine import classifiers, encoders
+from tests.engine.tasks.embed import test_outputs
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, REJECTED, make_config, make_model
 
 from conveyor_engine.execution import native
@@ -12,7 +13,7 @@ from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.tasks.imagegenerate.layouts import LAYOUTS
-from conveyor_protocol.families import FAMILIES, PIPELINES, Replaced, Task
+from conveyor_protocol.families import FAMILIES, PIPELINES, VECTORS, Replaced, Task
 
 
 def kinds_of(task: Task) -> set[str]:
@@ -24,6 +25,10 @@ def test_each_row_has_a_tiny_model_and_each_tiny_model_a_row() -> None:
     assert kinds_of("Embed") == set(encoders.KINDS)
     assert kinds_of("Classify") == set(classifiers.KINDS)
     assert kinds_of("Rerank") == {*classifiers.KINDS, "gemma2"}, "gemma2 is in tests/engine/tasks/rerank"
+
+
+def test_each_kind_of_vectors_is_compared_with_its_definition() -> None:
+    assert {name: set(kind.families) for name, kind in VECTORS.items()} == test_outputs.FAMILIES_OF
 
 
 def test_each_pipeline_of_the_table_is_a_layout_of_the_task() -> None:

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
+from conveyor_engine.text.tokenizer import Tokenizer
+
 MARKERS = {"query": "%", "document": "&"}  # tokens of the vocabulary
 MASK = "#"
 TOKEN_SIZE = 16
@@ -19,12 +21,18 @@ QUERY_TOKENS, DOCUMENT_TOKENS = 24, 30
 
 
 def write_splade(
-    kind: str, directory: Path, strategy: str = "max", activation: str = "relu", *, named: bool = True
+    kind: str,
+    directory: Path,
+    strategy: str = "max",
+    activation: str = "relu",
+    *,
+    named: bool = True,
+    vocab_size: int = VOCABULARY,
 ) -> PreTrainedModel:
     """Write a masked language model. named: with the files of sentence-transformers' SparseEncoder."""
     write_served_encoder(kind, directory)
     (directory / "modules.json").unlink()
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 512}
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": 512}
     model = save_encoder(kind, directory, AutoModelForMaskedLM, **sizes)
     if named:
         _write_modules(directory, ("", "Transformer"), ("1_SpladePooling", "SpladePooling"))
@@ -104,6 +112,38 @@ def late_vectors(
     with torch.inference_mode():
         hidden = model(input_ids=torch.tensor([token_ids]), attention_mask=mask).last_hidden_state[0]
         return functional.normalize(linear(hidden), dim=-1)
+
+
+def encode_by_hand(tokenizer: Tokenizer, text: str, role: str, files: str) -> tuple[list[int], int, list[int]]:
+    """Return the token ids, the number of those that are no fillers, and the places of those with a vector."""
+    marker, mask, end = (tokenizer.find_id(each) for each in (MARKERS[role], MASK, "<|end|>"))
+    assert marker is not None
+    assert mask is not None
+    assert end is not None
+    most = QUERY_TOKENS if role == "query" else DOCUMENT_TOKENS
+    ids = tokenizer.encode(text, 512)
+    if files == "native":
+        ids = tokenizer.encode(MARKERS[role] + text, 512)
+        ids = ids if len(ids) <= most else [*ids[: most - 1], end]
+    else:
+        ids = ids if len(ids) < most else [*ids[: most - 2], end]
+        ids.insert(1, marker)
+    num_keys = len(ids)
+    if role == "query":
+        return ids + [mask] * (most - len(ids)), num_keys, list(range(most))
+    skipped = {tokenizer.find_id(each) for each in ("!", ".")} | ({marker} if files != "native" else set())
+    return ids, num_keys, [place for place, each in enumerate(ids) if each not in skipped]
+
+
+def score_by_hand(
+    model: PreTrainedModel, linear: nn.Module, directory: Path, texts: tuple[str, str], files: str
+) -> float:
+    """Return the MaxSim of a query and a document, as the paper defines it."""
+    tokenizer, vectors = Tokenizer(directory), []
+    for role, text in zip(MARKERS, texts, strict=True):
+        ids, num_keys, kept = encode_by_hand(tokenizer, text, role, files)
+        vectors.append(late_vectors(model, linear, ids, num_keys)[kept])
+    return float((vectors[0] @ vectors[1].T).amax(1).sum())
 
 
 def _write_modules(directory: Path, *steps: tuple[str, str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.metrics.aggregation import Aggregated
 
 from conveyor_kubectl.command import main
-from conveyor_protocol.families import FAMILIES, PIPELINES
+from conveyor_protocol.families import FAMILIES, PIPELINES, VECTORS
 
 
 def test_without_a_cluster_the_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,9 @@ def test_a_context_and_a_name_that_are_not_there_are_named(
 
 def test_families_of_models_are_listed_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(FAMILIES) + len(PIPELINES)
+    assert len(capsys.readouterr().out.splitlines()) == len(FAMILIES) + len(VECTORS) + len(PIPELINES)
+    assert main(["models", "colbert"]) == 0
+    assert "/rerank" in capsys.readouterr().out
     assert main(["models", "QWEN3.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"]

@@ -4,8 +4,10 @@ The engine returns one payload for each input.
 """
 
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from itertools import chain
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +22,7 @@ from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_protocol.usage import UsedTokens
 
+_BASE64_BYTES: Final = 3 * 2**13  # encoded at once; a multiple of 3, so that only the last piece is padded
 _INPUT_BYTES = 1024  # roughly what this process keeps for an input besides its prompt and payload
 
 
@@ -75,7 +78,8 @@ class OneStepResponse(EngineResponse):
         async for outputs in self._generation.batches():
             for output in outputs:
                 self._add(output)
-        await self._send_payloads([self._payloads[i] for i in self._inputs.request_ids], send)
+        taken, self._payloads = self._payloads, dict.fromkeys(self._payloads, b"")  # so that they can be freed
+        await self._send_payloads([taken.pop(i) for i in self._inputs.request_ids], send)
 
     def _observe_prompts(self) -> None:
         self._held.grow(_INPUT_BYTES * len(self._inputs.request_ids))
@@ -137,8 +141,14 @@ def write_pieces(whole: msgspec.Struct, field: str, items: Iterable[Iterable[byt
     return _write_around(whole, field, _join(items))
 
 
-def _write_around(whole: msgspec.Struct, field: str, written: Iterable[bytes]) -> Iterator[bytes]:
-    begin, end = encode(whole).split(f'"{field}":[]'.encode())
+def write_base64(whole: msgspec.Struct, field: str, payload: bytes) -> Iterator[bytes]:
+    """Yield the JSON of `whole` in pieces, with these bytes as base64 in `field`, which is empty in `whole`."""
+    pieces = (b64encode(payload[begin : begin + _BASE64_BYTES]) for begin in range(0, len(payload), _BASE64_BYTES))
+    return _write_around(whole, field, chain([b'"'], pieces, [b'"']), b'""')
+
+
+def _write_around(whole: msgspec.Struct, field: str, written: Iterable[bytes], empty: bytes = b"[]") -> Iterator[bytes]:
+    begin, end = encode(whole).split(f'"{field}":'.encode() + empty)
     yield begin + f'"{field}":'.encode()
     yield from written
     yield end

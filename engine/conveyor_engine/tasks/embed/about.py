@@ -26,4 +26,5 @@ TASK: Final = About(
     allows=TASKS["Embed"],
     reads=True,
     runs_also=("generate",),
+    describes=True,
 )

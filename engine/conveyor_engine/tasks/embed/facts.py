@@ -1,5 +1,6 @@
 """Messages of the task Embed: the payload of a request and the facts of a model. Only this task reads them."""
 
+from collections.abc import Sequence
 from typing import Final, Literal, Self
 
 import msgspec
@@ -10,9 +11,33 @@ from conveyor_engine.wire.request import ModelFacts
 PoolingMode = Literal["cls", "mean", "last"]
 # What a request asks for, with the names of vLLM's tasks and of text-embeddings-inference's paths.
 Output = Literal["embed", "token_embed", "token_classify", "embed_sparse", "embed_all"]
+WHAT: Final[dict[Output, str]] = {
+    "embed": "vectors of whole texts",
+    "token_embed": "vectors of tokens",
+    "token_classify": "weights of tokens",
+    "embed_sparse": "sparse vectors",
+    "embed_all": "hidden states of tokens",
+}
+_WHERE: Final[dict[Output, str]] = {
+    "embed": "/v1/embeddings",
+    "token_embed": "/pooling with task token_embed",
+    "token_classify": "/pooling with task token_classify",
+    "embed_sparse": "/embed_sparse",
+    "embed_all": "/embed_all",
+}
+SPARSE_NUMBERS_MAX: Final = 2**16  # of one sparse vector; models that are trained for them make a few hundred
 RESULT_MARK: Final = b"\1"  # begins the payload of other outputs than `embed`, which may have no numbers
+TOO_DENSE: Final = b"\2"  # the payload of a sparse vector with more numbers
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 NUM_BYTES: Final[dict[EmbedDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+class QueryTokens(msgspec.Struct, frozen=True, array_like=True):
+    """The query that a document is scored with."""
+
+    token_ids: tuple[int, ...]
+    num_keys: int = 0  # as in `PoolingParams`
+    drops_skiplist: bool = False
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -26,6 +51,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     output: Output = "embed"
     num_keys: int = 0  # number of tokens, from the first on, that the prompt's tokens attend to; 0: all
     drops_skiplist: bool = False  # whether the model's skipped tokens get no vector
+    query: QueryTokens | None = None  # the result is the prompt's MaxSim with it, in place of the prompt's vectors
 
     def encode(self) -> bytes:
         """Return the payload of a request."""
@@ -84,3 +110,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
             return True
         named = self.matryoshka_dimensions
         return self.is_matryoshka and (dimensions in named if named else 1 <= dimensions < self.size)
+
+
+def describe_outputs(outputs: Sequence[Output]) -> str:
+    """Return what a model makes, and by which path."""
+    return ", ".join(f"{WHAT[each]} ({_WHERE[each]})" for each in outputs)

@@ -1,11 +1,10 @@
 """Serves the paths of models that embed."""
 
-import base64
 import itertools
 import operator
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from conveyor_engine.serving.http.events import encode
 from conveyor_engine.serving.http.one_step import (
     OneStepResponse,
     PromptUsage,
+    write_base64,
     write_list,
     write_nested,
     write_pieces,
@@ -28,6 +28,7 @@ from conveyor_engine.serving.http.one_step import (
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.http.tokens import TOKEN_PATHS
 from conveyor_engine.serving.preparing.inputs import needs_inputs
+from conveyor_engine.serving.preparing.jobs import name_input
 from conveyor_engine.serving.preparing.prompts import RESULT_BYTES_MAX
 from conveyor_engine.tasks.embed.bodies import (
     EmbedAllRequest,
@@ -36,7 +37,14 @@ from conveyor_engine.tasks.embed.bodies import (
     EmbedSparseRequest,
     PoolingRequest,
 )
-from conveyor_engine.tasks.embed.facts import NUM_BYTES, RESULT_MARK, EmbeddingFacts, EmbedDtype
+from conveyor_engine.tasks.embed.facts import (
+    NUM_BYTES,
+    RESULT_MARK,
+    SPARSE_NUMBERS_MAX,
+    TOO_DENSE,
+    EmbeddingFacts,
+    EmbedDtype,
+)
 from conveyor_engine.tasks.embed.preparing import PreparedCosines, PreparedEmbeddings
 from conveyor_engine.wire.request import ModelFacts, RequestOutput
 
@@ -145,11 +153,11 @@ class EmbeddingsResponse(OneStepResponse):
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the JSON of an EmbeddingList."""
-        vectors = (Embedding(index, self._show(vector)) for index, vector in enumerate(payloads))
-        return write_with(EmbeddingList([], self._state.model.name, self._sum_usage()), "data", vectors)
-
-    def _show(self, vector: bytes) -> list[float] | str:
-        return base64.b64encode(vector).decode() if self._prepared.encoding == "base64" else array("f", vector).tolist()
+        whole = EmbeddingList([], self._state.model.name, self._sum_usage())
+        if self._prepared.encoding == "base64":
+            written = (write_base64(Embedding(index, ""), "embedding", each) for index, each in enumerate(payloads))
+            return write_pieces(whole, "data", written)
+        return write_with(whole, "data", (Embedding(index, _read_floats(each)) for index, each in enumerate(payloads)))
 
 
 async def create_pooling(request: Request) -> "PoolingResponse":
@@ -171,18 +179,23 @@ class PoolingResponse(EmbeddingsResponse):
         return write_pieces(whole, "data", map(self._write_one, range(len(payloads)), payloads))
 
     def _write_one(self, index: int, payload: bytes) -> Iterator[bytes]:
+        if self._prepared.encoding == "base64":
+            return write_base64(Pooled(index, ""), "data", payload)
         size = self._prepared.vector_size
-        if not size or self._prepared.encoding == "base64":
-            shown: Any = self._show(payload)
-            yield encode(Pooled(index, shown))
-        else:
-            yield from write_with(Pooled(index, []), "data", split_vectors(payload, size))
+        numbers: Iterable[object] = split_vectors(payload, size) if size else _read_floats(payload)
+        return write_with(Pooled(index, []), "data", numbers)
 
 
 def split_vectors(payload: bytes, size: int) -> Iterator[list[float]]:
     """Yield the vectors of an input's tokens, each with `size` numbers."""
-    numbers = array("f", payload)
-    return (numbers[begin : begin + size].tolist() for begin in range(0, len(numbers), size))
+    view, step = memoryview(payload), size * NUM_BYTES["float32"]
+    return (_read_floats(view[begin : begin + step]) for begin in range(0, len(view), step))
+
+
+def _read_floats(payload: bytes | memoryview) -> list[float]:
+    numbers = array("f")
+    numbers.frombytes(payload)
+    return numbers.tolist()
 
 
 async def embed(request: Request) -> "VectorsResponse":
@@ -194,12 +207,18 @@ class VectorsResponse(EmbeddingsResponse):
     """Responds with a list of vectors, or with one error."""
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
-        return write_list(map(self._show, payloads))
+        return write_list(map(_read_floats, payloads))
 
 
 async def embed_sparse(request: Request) -> "SparseResponse":
     """Return only the sparse vectors, as text-embeddings-inference does."""
     return SparseResponse(await open_request(request, "embed_sparse"))
+
+
+_DENSE: Final = (
+    f"its sparse vector has more than {SPARSE_NUMBERS_MAX} numbers that are not zero; "
+    "the model was probably not trained to make sparse vectors"
+)
 
 
 class SparseResponse(EmbeddingsResponse):
@@ -208,9 +227,13 @@ class SparseResponse(EmbeddingsResponse):
     def _add(self, output: RequestOutput) -> None:
         """Add the payload of one input. How large a sparse vector is shows only after its computation.
 
-        Raises InvalidRequest if the payloads are too large for one answer.
+        Raises InvalidRequest if it is too large, or the payloads are too large for one answer.
         """
         super()._add(output)
+        if output.payload == TOO_DENSE:
+            ids = self._inputs.request_ids
+            param = name_input("inputs", ids.index(output.request_id), len(ids))
+            raise InvalidRequest(f"{param}: {_DENSE}", param=param)
         self._num_bytes += len(output.payload or b"")
         if self._num_bytes > RESULT_BYTES_MAX:
             most = f"the sparse vectors of these inputs have more than {RESULT_BYTES_MAX >> 20} MiB"
@@ -239,10 +262,12 @@ class AllVectorsResponse(EmbeddingsResponse):
 
 
 class CosinesResponse(ComparisonResponse):
-    """Scores each pair by the cosine of its two vectors, as vLLM does with a model that embeds."""
+    """Scores each pair as vLLM does: by the cosine of its two vectors, or by the MaxSim of its tokens' vectors."""
 
     def _score(self, payloads: Sequence[bytes]) -> list[float]:
         assert isinstance(self._comparison, PreparedCosines)
+        if not self._comparison.num_first:
+            return [_read_floats(payload[len(RESULT_MARK) :])[0] for payload in payloads]
         vectors = [array("f", payload) for payload in payloads]
         first, second = vectors[: self._comparison.num_first], vectors[self._comparison.num_first :]
         firsts = itertools.repeat(first[0]) if len(first) == 1 else first

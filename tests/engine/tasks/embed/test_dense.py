@@ -86,7 +86,7 @@ def test_weights_that_are_absent_or_more_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"the weights that its config\.json describes"):
         make_core(tmp_path)
     path.unlink()
-    with pytest.raises(ModelError, match=r"model\.safetensors, which modules\.json needs, cannot be read"):
+    with pytest.raises(ModelError, match=r"model\.safetensors, which the model needs, cannot be read"):
         make_core(tmp_path)
 
 

@@ -13,10 +13,9 @@ from tests.engine.embedding_cores import make_core, run
 from tests.engine.encoders import SIZE, embed, write_served_encoder
 from tests.engine.token_models import (
     DOCUMENT_TOKENS,
-    MARKERS,
     MASK,
-    QUERY_TOKENS,
     TOKEN_SIZE,
+    encode_by_hand,
     late_vectors,
     splade,
     write_colbert,
@@ -26,14 +25,16 @@ from tests.engine.token_models import (
 from torch import nn
 
 from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.execution import machine
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.tasks.embed.execution import heads
-from conveyor_engine.tasks.embed.facts import EmbeddingFacts, PoolingParams
+from conveyor_engine.tasks.embed.execution import heads, pooling
+from conveyor_engine.tasks.embed.facts import TOO_DENSE, EmbeddingFacts, PoolingParams
 from conveyor_engine.tasks.embed.preparing.tokens import check_output, encode_tokens
 from conveyor_engine.text.tokenizer import Tokenizer, Truncation
 from conveyor_engine.wire.request import EngineRequest
 
 PROMPTS = [[Random(length).randrange(3, 200) for _ in range(length)] for length in (1, 9, 3, 30, 17, 2)]
+SPARSE = PoolingParams(output="embed_sparse")
 Asked = tuple[list[int], PoolingParams]
 
 
@@ -70,10 +71,22 @@ def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True) if a.numel())
 
 
-@pytest.mark.parametrize(
-    ("kind", "strategy", "activation"),
-    [("bert", "max", "relu"), ("xlm-roberta", "sum", "log1p_relu"), ("modernbert", "max", "log1p_relu")],
-)
+SPLADES = [("bert", "max", "relu"), ("xlm-roberta", "sum", "log1p_relu"), ("modernbert", "max", "log1p_relu")]
+COLBERTS = [
+    ("bert", "pylate", False, "auto"),
+    ("bert", "stanford", False, "torch"),
+    ("bert", "native", True, "auto"),
+    ("modernbert", "pylate", False, "auto"),
+    ("modernbert", "native", False, "torch"),
+]
+FAMILIES_OF = {
+    "SPLADE": {each[0] for each in SPLADES},
+    "ColBERT": {each[0] for each in COLBERTS},
+    "BGE-M3": {"xlm-roberta"},
+}
+
+
+@pytest.mark.parametrize(("kind", "strategy", "activation"), SPLADES)
 def test_sparse_vectors_are_splade_s_however_logits_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, strategy: str, activation: str
 ) -> None:
@@ -130,16 +143,7 @@ def _normal(vector: torch.Tensor) -> torch.Tensor:
     return nn.functional.normalize(vector, dim=0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "files", "attends", "backend"),
-    [
-        ("bert", "pylate", False, "auto"),
-        ("bert", "stanford", False, "torch"),
-        ("bert", "native", True, "auto"),
-        ("modernbert", "pylate", False, "auto"),
-        ("modernbert", "native", False, "torch"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "files", "attends", "backend"), COLBERTS)
 def test_queries_and_documents_are_those_of_their_files(
     tmp_path: Path, kind: str, files: str, attends: bool, backend: str
 ) -> None:
@@ -150,12 +154,12 @@ def test_queries_and_documents_are_those_of_their_files(
     asked, expected = [], []
     for role, text in (("query", "the fox!"), ("document", "the fox! a day. " * 3), ("query", "a long day " * 9)):
         asked.append(_encode(core, tokenizer, text, role))
-        ids, num_keys, kept = _by_hand(tokenizer, text, role, files)
+        ids, num_keys, kept = encode_by_hand(tokenizer, text, role, files)
         expected.append(late_vectors(model, linear, ids, None if attends else num_keys)[kept])
     payloads = compute(core, asked)
     assert distance([many_of(payload, TOKEN_SIZE) for payload in payloads], expected) < 1e-4
     if not attends:  # the check can fail: with all tokens as keys, the vectors differ
-        ids, _, kept = _by_hand(tokenizer, "the fox!", "query", files)
+        ids, _, kept = encode_by_hand(tokenizer, "the fox!", "query", files)
         assert distance([many_of(payloads[0], TOKEN_SIZE)], [late_vectors(model, linear, ids)[kept]]) > 1e-2
 
 
@@ -166,27 +170,6 @@ def _encode(core: EngineCore, tokenizer: Tokenizer, text: str, role: str) -> Ask
     begin, params = facts.instructions[role], PoolingParams(output="token_embed")
     prompt = encode_tokens(model, job, text, "input", facts.encodings[role], begin, params, None)
     return prompt.token_ids, PoolingParams.read(prompt.payload)
-
-
-def _by_hand(tokenizer: Tokenizer, text: str, role: str, files: str) -> tuple[list[int], int, list[int]]:
-    """Return the token ids, the number of those that are no fillers, and the places of those with a vector."""
-    marker, mask, end = (tokenizer.find_id(each) for each in (MARKERS[role], MASK, "<|end|>"))
-    assert marker is not None
-    assert mask is not None
-    assert end is not None
-    most = QUERY_TOKENS if role == "query" else DOCUMENT_TOKENS
-    ids = tokenizer.encode(text, 512)
-    if files == "native":
-        ids = tokenizer.encode(MARKERS[role] + text, 512)
-        ids = ids if len(ids) <= most else [*ids[: most - 1], end]
-    else:
-        ids = ids if len(ids) < most else [*ids[: most - 2], end]
-        ids.insert(1, marker)
-    num_keys = len(ids)
-    if role == "query":
-        return ids + [mask] * (most - len(ids)), num_keys, list(range(most))
-    skipped = {tokenizer.find_id(each) for each in ("!", ".")} | ({marker} if files != "native" else set())
-    return ids, num_keys, [place for place, each in enumerate(ids) if each not in skipped]
 
 
 def test_tokens_of_other_models_get_their_hidden_states_of_length_1(tmp_path: Path) -> None:
@@ -250,6 +233,29 @@ def test_token_ids_keep_all_tokens_and_texts_are_cut_to_the_smaller_limit(tmp_pa
         encode_tokens(model, job, ids * 200, "input", encoding, begin, params, None)
     cut = encode_tokens(model, job, ids * 200, "input", encoding, begin, params, Truncation(7, "right"))
     assert cut.token_ids == (ids * 2)[:7]
+
+
+def test_a_sparse_vector_with_too_many_numbers_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_splade("bert", tmp_path)
+    rows = [splade(model, prompt) for prompt in PROMPTS]
+    most = int((rows[1] != 0).sum())
+    assert most < max(int((row != 0).sum()) for row in rows)
+    for module in (heads, pooling):
+        monkeypatch.setattr(module, "SPARSE_NUMBERS_MAX", most)
+    core = make_core(tmp_path, max_num_batched_tokens=400, max_num_seqs=8)
+    for payload, row in zip(compute(core, [(each, SPARSE) for each in PROMPTS]), rows, strict=True):
+        if int((row != 0).sum()) > most:
+            assert payload == TOO_DENSE
+        else:
+            assert distance([sparse_of(payload, len(row))], [row]) < 1e-4
+
+
+def test_the_largest_step_has_all_sparse_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_splade("bert", tmp_path)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 80 << 20)
+    make_core(tmp_path, max_num_batched_tokens=8192, max_num_seqs=8)
+    with pytest.raises(ModelError, match=r"lower .*max_num_seqs"):  # 16 bytes for each of 384 tokens
+        make_core(tmp_path, max_num_batched_tokens=8192, max_num_seqs=8192)
 
 
 def test_a_masked_model_without_its_head_still_embeds(tmp_path: Path) -> None:

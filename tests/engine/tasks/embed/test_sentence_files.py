@@ -85,7 +85,7 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
         ("modules.json", [{"type": "\ud800\n\x1b[31m"}], "the steps .31m;"),
         ("modules.json", [{"type": "a." + "x" * 10**6}], "the steps xxx"),
         ("modules.json", None, "not a JSON list"),
-        ("modules.json", [7], "not a list of modules"),
+        ("modules.json", [7], "an entry that is not an object"),
         ("sentence_bert_config.json", [], "not a JSON object"),
         ("1_Pooling/config.json", {f"pooling_mode_{n}": True for n in range(10**4)}, "pooling_mode_0 and"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),

@@ -4,9 +4,10 @@ A ColBERT model has them in place of the pooling, for each token's vector. Calle
 Layers that compute something else than a product and a known activation are rejected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,10 +66,17 @@ def _read_layer(folder: Path, size: int, settings: Mapping[str, tuple[object, ..
 def _read_weights(path: Path, linear: nn.Linear) -> dict[str, torch.Tensor]:
     """Return the layer's weights in float32. Raises ModelError if the file has others or cannot be read."""
     expected = {f"linear.{name}": list(each.shape) for name, each in linear.state_dict().items()}
+    with open_weights(path) as file:
+        if {name: file.get_slice(name).get_shape() for name in file.keys()} != expected:  # noqa: SIM118 (no dict)
+            raise ModelError(f"{path} does not have the weights that its config.json describes")
+        return {name.removeprefix("linear."): file.get_tensor(name).float() for name in expected}
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Any]:
+    """Open a safetensors file. Raises ModelError if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            if {name: file.get_slice(name).get_shape() for name in file.keys()} != expected:  # noqa: SIM118 (no dict)
-                raise ModelError(f"{path} does not have the weights that its config.json describes")
-            return {name.removeprefix("linear."): file.get_tensor(name).float() for name in expected}
+            yield file
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}, which modules.json needs, cannot be read: {error}") from error
+        raise ModelError(f"{path}, which the model needs, cannot be read: {error}") from error

@@ -16,7 +16,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.model_files import SENTENCE_LIMITS, SENTENCE_MODULES, SENTENCE_SETTINGS, read_list, read_object
+from conveyor_engine.model_files import (
+    SENTENCE_LIMITS,
+    SENTENCE_MODULES,
+    SENTENCE_SETTINGS,
+    read_module_kinds,
+    read_modules,
+    read_object,
+)
 from conveyor_engine.tasks.embed.execution.dense import DENSE_FOLDERS
 from conveyor_engine.tasks.embed.facts import PoolingMode
 
@@ -76,8 +83,7 @@ def read_instructions(directory: Path) -> Instructions:
 
 
 def _pools_instructions(directory: Path) -> bool:
-    modules = read_list(directory / SENTENCE_MODULES)
-    folders = [module.get("path") for module in modules[1:2] if isinstance(module, dict)]
+    folders = [module.get("path") for module in read_modules(directory)[1:2]]
     return all(read_object(directory / str(folder) / "config.json").get("include_prompt", True) for folder in folders)
 
 
@@ -85,10 +91,7 @@ def read_pooling(directory: Path) -> Pooling:
     """Read the pooling. Raises ModelError for steps that this engine does not support."""
     if not (directory / SENTENCE_MODULES).is_file():
         return Pooling()
-    modules = read_list(directory / SENTENCE_MODULES)
-    if not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{SENTENCE_MODULES} in {directory} is not a list of modules")
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    modules, kinds = read_modules(directory), read_module_kinds(directory)
     if _SPLADE_STEPS.fullmatch(" ".join(kinds)) and not modules[0].get("path"):
         return Pooling(max_seq_length=read_limit(directory), has_vector=False)
     if not _STEPS.fullmatch(" ".join(kinds)) or modules[0].get("path"):

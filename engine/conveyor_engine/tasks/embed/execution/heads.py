@@ -10,20 +10,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import SENTENCE_MODULES, read_object
-from conveyor_engine.tasks.embed.execution.dense import read_dense
+from conveyor_engine.tasks.embed.execution.dense import open_weights, read_dense
 from conveyor_engine.tasks.embed.execution.token_files import TokenVectors
 from conveyor_engine.tasks.embed.execution.torch_files import read_linear
+from conveyor_engine.tasks.embed.facts import SPARSE_NUMBERS_MAX
 from conveyor_engine.text.tokenizer import Tokenizer
 
 SPARSE_FILE: Final = "sparse_linear.pt"
 TOKEN_FILE: Final = "colbert_linear.pt"
-_LOGITS_MAX: Final = 1 << 24  # numbers that SPLADE's head computes at once: 64 MiB
+_LOGITS_MAX: Final = 1 << 24  # logits of SPLADE, or products of MaxSim, that are computed at once: 64 MiB
 _SPLADE_FILE: Final = "1_SpladePooling/config.json"
 _STANFORD_TENSOR: Final = "linear.weight"
 
@@ -49,7 +49,7 @@ class SpladeHead:
         self.chunk_tokens = max(1, _LOGITS_MAX // vocab_size)
 
     def __call__(self, hidden: torch.Tensor, starts: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield the indices and then the weights that are not zero, of one sequence after another.
+        """Yield the sparse vector of one sequence after another, as `pooling.encode_splade` reads it.
 
         Only the row of one sequence and a chunk of logits are dense at once. The weights grow with the logits, so the
         maximum of the weights is the weight of the largest logit.
@@ -67,7 +67,7 @@ class SpladeHead:
                 row = part if row is None else row + part if self._sums else torch.maximum(row, part)
                 if last < starts[sequence + 1]:
                     break
-                yield from self._sparse(row if self._sums else self._weigh(row))
+                yield self._make_sparse(row if self._sums else self._weigh(row))
                 row, sequence = None, sequence + 1
 
     def _weigh(self, logits: torch.Tensor) -> torch.Tensor:
@@ -77,9 +77,14 @@ class SpladeHead:
         return weights
 
     @staticmethod
-    def _sparse(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make_sparse(row: torch.Tensor) -> torch.Tensor:
+        """Return the indices, and then the bits of the weights, int32. One number too many shows that there are more.
+
+        Copies, because slices would keep the rows of all sequences.
+        """
         (indices,) = row.nonzero(as_tuple=True)  # NaN is not zero, so it is found
-        return indices, row[indices]
+        indices = indices[: SPARSE_NUMBERS_MAX + 1]
+        return torch.cat((indices.int(), row[indices].float().view(torch.int32)))
 
 
 class LexicalHead:
@@ -134,6 +139,14 @@ class TokenHead:
         return functional.normalize(vectors, dim=-1) if wanted else vectors
 
 
+def compute_max_sim(query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    """Return the sum, over the vectors of a query (n, size), of the largest product with one of a document; (1,)."""
+    if not len(document):
+        return query.new_zeros(1)
+    parts = torch.split(query, max(1, _LOGITS_MAX // len(document)))
+    return torch.stack([(part @ document.t()).amax(1).sum() for part in parts]).sum(0, keepdim=True)
+
+
 def read_token_head(
     directory: Path, found: TokenVectors | None, hidden_size: int, device: torch.device, pooled: nn.Module, size: int
 ) -> TokenHead:
@@ -156,13 +169,10 @@ def read_token_head(
 def _read_stanford(directory: Path, hidden_size: int) -> nn.Linear:
     """Return the projection that a checkpoint of Stanford's ColBERT has beside the encoder. Raises ModelError."""
     for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                if _STANFORD_TENSOR not in file.keys():  # noqa: SIM118 (no dict)
-                    continue
-                weight = file.get_tensor(_STANFORD_TENSOR).float()
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
+        with open_weights(path) as file:
+            if _STANFORD_TENSOR not in file.keys():  # noqa: SIM118 (no dict)
+                continue
+            weight = file.get_tensor(_STANFORD_TENSOR).float()
         if weight.dim() != 2 or weight.shape[1] != hidden_size:
             raise ModelError(f"{_STANFORD_TENSOR} in {path} has the shape {tuple(weight.shape)}")
         linear = nn.Linear(hidden_size, len(weight), bias=False, device="meta")

@@ -12,7 +12,14 @@ import torch
 
 from conveyor_engine.execution.runners.packed import average
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.tasks.embed.facts import RESULT_MARK, EmbedDtype, PoolingMode, PoolingParams
+from conveyor_engine.tasks.embed.facts import (
+    RESULT_MARK,
+    SPARSE_NUMBERS_MAX,
+    TOO_DENSE,
+    EmbedDtype,
+    PoolingMode,
+    PoolingParams,
+)
 
 _DTYPES: Final[dict[EmbedDtype, torch.dtype]] = {
     "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -53,14 +60,21 @@ def encode_many(numbers: npt.NDArray[np.float32], params: PoolingParams) -> byte
     return RESULT_MARK + _encode(numbers, params) if np.isfinite(numbers).all() else b""
 
 
-def encode_sparse(indices: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> bytes:
+def encode_sparse(indices: npt.NDArray[np.integer[Any]], weights: npt.NDArray[np.float32]) -> bytes:
     """Encode a sparse vector behind `RESULT_MARK`: all indices as uint32, then the weights as float32.
 
     Returns b"" if a weight is not finite.
     """
     if not np.isfinite(weights).all():
         return b""
-    return RESULT_MARK + indices.astype(np.uint32).tobytes() + weights.astype(np.float32).tobytes()
+    return b"".join((RESULT_MARK, indices.astype(np.uint32).data, weights.astype(np.float32, copy=False).data))
+
+
+def encode_splade(found: npt.NDArray[np.int32]) -> bytes:
+    """Encode what `heads.SpladeHead` makes of one text. Returns `TOO_DENSE` if it has too many numbers."""
+    middle = len(found) // 2
+    weights = found[middle:].view(np.float32)
+    return TOO_DENSE if middle > SPARSE_NUMBERS_MAX else encode_sparse(found[:middle], weights)
 
 
 def _encode(vector: npt.NDArray[np.float32], params: PoolingParams) -> bytes:

@@ -5,9 +5,9 @@ All requests of a batch share one forward, whatever each of them asks for. See `
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -24,12 +24,27 @@ from conveyor_engine.execution.runners.packed import PackedRunner, check_setting
 from conveyor_engine.execution.start import Progress, RunnerStart
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.tasks.embed.execution.dense import read_dense
-from conveyor_engine.tasks.embed.execution.files import Instructions, Pooling, read_instructions, read_pooling
-from conveyor_engine.tasks.embed.execution.heads import SPARSE_FILE, LexicalHead, SpladeHead, read_token_head
-from conveyor_engine.tasks.embed.execution.pooling import encode_many, encode_sparse, finish, pool
-from conveyor_engine.tasks.embed.execution.token_files import TokenVectors, read_token_vectors
-from conveyor_engine.tasks.embed.facts import EmbeddingFacts, Output, PoolingMode, PoolingParams
+from conveyor_engine.tasks.embed.execution.files import Instructions, read_instructions
+from conveyor_engine.tasks.embed.execution.heads import (
+    SPARSE_FILE,
+    LexicalHead,
+    SpladeHead,
+    compute_max_sim,
+    read_token_head,
+)
+from conveyor_engine.tasks.embed.execution.outputs import list_outputs, read_files
+from conveyor_engine.tasks.embed.execution.pooling import encode_many, encode_sparse, encode_splade, finish, pool
+from conveyor_engine.tasks.embed.execution.token_files import TokenVectors
+from conveyor_engine.tasks.embed.facts import (
+    SPARSE_NUMBERS_MAX,
+    EmbeddingFacts,
+    PoolingMode,
+    PoolingParams,
+    QueryTokens,
+)
 from conveyor_engine.wire.step import AdmittedRow
+
+_SPARSE_BYTES: Final = 16  # for a number of a sparse vector: an index and a weight, which are copied once
 
 
 class PoolRunner(PackedRunner):
@@ -40,11 +55,7 @@ class PoolRunner(PackedRunner):
         check_settings(config)
         directory = Path(config.model)
         start = RunnerStart(config, placement, progress, kind)
-        tokens = read_token_vectors(directory)
-        if tokens is None:
-            self._pooling = read_pooling(directory)
-        else:
-            self._pooling = Pooling(max_seq_length=tokens.max_seq_length, has_vector=False)
+        self._pooling, tokens = read_files(directory)
         instructions = read_instructions(directory)
         encoder, self._splade = start.load(), None
         vocab_size = encoder.get_input_embeddings().num_embeddings
@@ -54,14 +65,20 @@ class PoolRunner(PackedRunner):
         super().__init__(start, encoder, self._pooling.max_seq_length, of_task=b"")
         self._read_heads(directory, tokens, int(start.model_config.hidden_size))
         self._check_tokens(tokens, start.model_config)
-        embedding = self._describe(start.model_config, instructions, tokens)
+        embedding = self._describe(directory, start.model_config, instructions, tokens)
         self.facts = msgspec.structs.replace(self.facts, of_task=embedding.encode())
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
         progress(f"event=outputs_chosen outputs={','.join(embedding.outputs)}")
-        largest: Output = "embed_sparse" if self._splade else "embed_all"
-        num_logits = self._splade.chunk_tokens if self._splade else 0
-        step_bytes = self.find_step_bytes(start, PoolingParams(output=largest).encode(), num_logits)
+        step_bytes = self._find_largest(start, vocab_size)
         progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
+
+    def _find_largest(self, start: RunnerStart, vocab_size: int) -> int:
+        """Return the memory of the largest step. Raises ModelError if it does not fit."""
+        if self._splade is None:
+            return self.find_step_bytes(start, PoolingParams(output="embed_all").encode())
+        payload = PoolingParams(output="embed_sparse").encode()
+        result_bytes = _SPARSE_BYTES * min(vocab_size, SPARSE_NUMBERS_MAX) * self.facts.max_num_seqs
+        return self.find_step_bytes(start, payload, self._splade.chunk_tokens, result_bytes)
 
     def _read_heads(self, directory: Path, tokens: TokenVectors | None, hidden_size: int) -> None:
         self._mode: PoolingMode = self._pooling.mode or ("last" if self.is_causal else "mean")
@@ -86,20 +103,12 @@ class PoolRunner(PackedRunner):
             )
 
     def _describe(
-        self, model_config: PretrainedConfig, instructions: Instructions, tokens: TokenVectors | None
+        self, directory: Path, model_config: PretrainedConfig, instructions: Instructions, tokens: TokenVectors | None
     ) -> EmbeddingFacts:
         """Return facts, some from the fields of config.json that vLLM reads: `matryoshka_dimensions` and its like."""
         named = getattr(model_config, "matryoshka_dimensions", None)
         named = named if isinstance(named, list | tuple) else ()
         named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= self._size}))
-        has_vector, is_sparse = self._pooling.has_vector, self._splade is not None or self._lexical is not None
-        may: dict[Output, bool] = {
-            "embed": has_vector,
-            "token_embed": has_vector or tokens is not None,
-            "token_classify": self._lexical is not None,
-            "embed_all": has_vector or tokens is not None,
-            "embed_sparse": is_sparse,
-        }
         return EmbeddingFacts(
             size=self._size,
             pooling=self._mode,
@@ -107,34 +116,41 @@ class PoolRunner(PackedRunner):
             matryoshka_dimensions=named,
             instructions={**instructions.texts, **(tokens.instructions if tokens else {})},
             default_instruction=instructions.default,
-            outputs=tuple(output for output, can in may.items() if can),
+            outputs=list_outputs(directory, self._pooling, tokens, self._splade is not None),
             token_size=self._tokens.size,
             hidden_size=int(model_config.hidden_size),
             encodings=dict(tokens.encodings) if tokens else {},
         )
 
     def _compute(self, prompts: Sequence[AdmittedRow]) -> list[torch.Tensor]:
-        """Compute one tensor or, for sparse vectors, two for each prompt.
+        """Compute one tensor for each prompt.
 
-        The vectors of whole texts are in one tensor, which is the first, in the order of their prompts.
+        The vectors of whole texts are in one tensor, which is the first, in the order of their prompts. The last ones
+        are those of SPLADE.
         """
         params = [PoolingParams.read(prompt.payload) for prompt in prompts]
-        token_ids = [prompt.token_ids for prompt in prompts]
-        nums_keys = None
-        if any(each.num_keys for each in params):
-            nums_keys = [each.num_keys or len(ids) for each, ids in zip(params, token_ids, strict=True)]
-        hidden, starts = self._encode(token_ids, nums_keys=nums_keys)
+        token_ids: list[Sequence[int]] = [prompt.token_ids for prompt in prompts]
+        nums_keys = [each.num_keys for each in params]
+        queries = {query: len(prompts) + i for i, query in enumerate({p.query: None for p in params if p.query})}
+        for query in queries:
+            token_ids.append(query.token_ids)
+            nums_keys.append(query.num_keys)
+        limits = [keys or len(ids) for keys, ids in zip(nums_keys, token_ids, strict=True)] if any(nums_keys) else None
+        hidden, starts = self._encode(token_ids, nums_keys=limits)
+        parts = [hidden[begin:end] for begin, end in pairwise(starts)]
         whole = [index for index, each in enumerate(params) if each.output == "embed"]
         computed = [self._embed(hidden, starts, whole)] if whole else []
+        vectors = {query: self._embed_tokens(parts[i], query.token_ids, query) for query, i in queries.items()}
         for index, each in enumerate(params):
-            if each.output != "embed" and not self._uses_splade(each):
-                states = hidden[starts[index] : starts[index + 1]]
-                computed.append(self._compute_tokens(states, each, token_ids[index]))
-        sparse = [index for index, each in enumerate(params) if self._uses_splade(each)]
+            if each.query is not None:
+                document = self._embed_tokens(parts[index], token_ids[index], each)
+                computed.append(compute_max_sim(vectors[each.query], document))
+            elif each.output != "embed" and not self._uses_splade(each):
+                computed.append(self._compute_tokens(parts[index], each, token_ids[index]))
+        sparse = [parts[index] for index, each in enumerate(params) if self._uses_splade(each)]
         if sparse and self._splade is not None:
-            parts = [hidden[starts[index] : starts[index + 1]] for index in sparse]
-            joined = hidden if len(parts) == len(prompts) else torch.cat(parts)
-            computed += self._splade(joined, [0, *accumulate(map(len, parts))])
+            joined = hidden if len(sparse) == len(parts) else torch.cat(sparse)
+            computed += self._splade(joined, [0, *accumulate(map(len, sparse))])
         return computed
 
     def _uses_splade(self, params: PoolingParams) -> bool:
@@ -155,10 +171,20 @@ class PoolRunner(PackedRunner):
         if params.output != "token_embed":
             assert self._lexical is not None
             return self._lexical(states)
+        return self._embed_tokens(states, token_ids, params, params.normalizes)
+
+    def _embed_tokens(
+        self,
+        states: torch.Tensor,
+        token_ids: Sequence[int],
+        params: PoolingParams | QueryTokens,
+        normalizes: bool | None = None,
+    ) -> torch.Tensor:
+        """Compute the vectors of one sequence's tokens, float32: states (n, H) -> (n, size), without skipped tokens."""
         if params.drops_skiplist and len(self._skipped):
             kept = np.flatnonzero(~np.isin(np.asarray(token_ids), self._skipped))
             states = states[to_device(kept, self.device)]
-        return self._tokens(states[int(self._tokens.drops_first) :], normalizes=params.normalizes)
+        return self._tokens(states[int(self._tokens.drops_first) :], normalizes=normalizes)
 
     def _finish(self, computed: Sequence[npt.NDArray[Any]], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
         params = [PoolingParams.read(prompt.payload) for prompt in prompts]
@@ -172,7 +198,7 @@ class PoolRunner(PackedRunner):
                 payloads[index] = self._finish_tokens(left.popleft(), each, token_ids)
         for index, each in enumerate(params):
             if self._uses_splade(each):
-                payloads[index] = encode_sparse(left.popleft(), left.popleft())
+                payloads[index] = encode_splade(left.popleft())
         yield from payloads
 
     def _finish_tokens(

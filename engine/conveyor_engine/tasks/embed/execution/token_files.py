@@ -17,8 +17,8 @@ from conveyor_engine.model_files import (
     SENTENCE_MODULES,
     SENTENCE_SETTINGS,
     read_architectures,
-    read_list,
     read_module_kinds,
+    read_modules,
     read_object,
 )
 from conveyor_engine.tasks.embed.execution.dense import TOKEN_DENSE_FOLDERS
@@ -86,7 +86,7 @@ def read_token_vectors(directory: Path) -> TokenVectors | None:
 
 def _read_dense(directory: Path, kinds: list[str]) -> tuple[str, ...]:
     """Return the folders of the Dense layers. Raises ModelError for modules that this engine does not support."""
-    modules = _read_modules(directory)
+    modules = read_modules(directory)
     dense = tuple(str(each.get("path")) for each, kind in zip(modules, kinds, strict=True) if kind == "Dense")
     others = kinds[1 + len(dense) :]
     is_known = kinds[1 : 1 + len(dense)] == ["Dense"] * len(dense) and len(set(others)) == len(others)
@@ -101,18 +101,10 @@ def _read_dense(directory: Path, kinds: list[str]) -> tuple[str, ...]:
     return dense
 
 
-def _read_modules(directory: Path) -> list[Mapping[str, Any]]:
-    """Return the entries of modules.json, which all are objects. Raises ModelError."""
-    modules = read_list(directory / SENTENCE_MODULES)
-    if not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{SENTENCE_MODULES} in {directory} has an entry that is not an object")
-    return modules
-
-
 def _read_native(directory: Path) -> _Settings:
     """Read the files of sentence-transformers' MultiVectorEncoder."""
     limits = read_object(directory / SENTENCE_LIMITS)
-    folders = [each.get("path") for each in _read_modules(directory) if _MASK in str(each.get("type"))]
+    folders = [each.get("path") for each in read_modules(directory) if _MASK in str(each.get("type"))]
     folder = str(folders[0])
     if folder not in (f"{number}_{_MASK}" for number in (2, 3)) or not (directory / folder / "config.json").is_file():
         raise ModelError(f"{SENTENCE_MODULES} in {directory} has its {_MASK} in {folder[:100]!r}, which is missing")

@@ -22,7 +22,13 @@ from conveyor_engine.tasks.embed.bodies import (
     VectorFields,
 )
 from conveyor_engine.tasks.embed.facts import EmbeddingFacts, EmbedDtype, Output, PictureFacts, PoolingParams
-from conveyor_engine.tasks.embed.preparing.tokens import POOLING_TASKS, check_output, encode_tokens, find_encoding
+from conveyor_engine.tasks.embed.preparing.tokens import (
+    POOLING_TASKS,
+    check_output,
+    encode_pairs,
+    encode_tokens,
+    find_encoding,
+)
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.worker import Job
 
@@ -189,21 +195,27 @@ def _check_tokens(prompts: list[Prompt], size: int, param: str) -> None:
 
 
 class PreparedCosines(PreparedComparison, frozen=True, kw_only=True, array_like=True):
-    """A valid request, with a prompt for each text: the first texts, then the second texts."""
+    """A valid request, with a prompt for each text: the first texts, then the second texts.
 
-    num_first: int
+    With a ColBERT model, the engine itself scores each second text, and there is a prompt for each of them.
+    """
+
+    num_first: int  # 0: results are scores
 
 
 def prepare_cosines(model: ServedModel, job: Job, comparison: Comparison) -> PreparedCosines:
-    """Prepare a comparison, one engine request for each text. Raises InvalidRequest or UnknownModel."""
+    """Prepare a comparison, one engine request for each text or pair. Raises InvalidRequest or UnknownModel."""
     comparison.refuse_instruction()
-    first, second = comparison.first, comparison.second
-    embedding = _check_size(job, len(first) + len(second), None, comparison.params[1].partition("[")[0])
-    truncation, begin = comparison.truncation(job), _find_instruction(None, embedding)
+    embedding, truncation = EmbeddingFacts.read(job.facts), comparison.truncation(job)
     cut = truncation
     if (most := comparison.max_second_tokens) is not None:
         cut = Truncation(min(most, job.facts.max_model_len if truncation is None else truncation.max_tokens), "right")
-    payload = PoolingParams(normalizes=True).encode()
+    if "embed" not in embedding.outputs and {"query", "document"} <= embedding.encodings.keys():
+        pairs = encode_pairs(model, job, comparison, embedding, truncation, cut)
+        return PreparedCosines.of_comparison(comparison, pairs, job, num_first=0)
+    first, second = comparison.first, comparison.second
+    _check_size(job, len(first) + len(second), None, comparison.params[1].partition("[")[0])
+    begin, payload = _find_instruction(None, embedding), PoolingParams(normalizes=True).encode()
     prompts = [
         _build_prompt(read_input(model, begin + text, how, job.facts, param.format(index)), payload, embedding)
         for texts, how, param in ((first, truncation, comparison.params[0]), (second, cut, comparison.params[1]))

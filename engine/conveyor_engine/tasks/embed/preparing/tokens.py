@@ -8,34 +8,29 @@ from typing import Final
 import msgspec
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
+from conveyor_engine.serving.preparing.comparing import Comparison
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.prompts import Prompt, check_input, read_input
-from conveyor_engine.tasks.embed.facts import EmbeddingFacts, Output, PoolingParams, TokenEncoding
-from conveyor_engine.text.tokenizer import Truncation
+from conveyor_engine.tasks.embed.facts import (
+    WHAT,
+    EmbeddingFacts,
+    Output,
+    PoolingParams,
+    QueryTokens,
+    TokenEncoding,
+    describe_outputs,
+)
+from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.worker import Job
 
 POOLING_TASKS: Final[tuple[Output, ...]] = ("embed", "token_embed", "token_classify")
-_WHAT: Final[dict[Output, str]] = {
-    "embed": "vectors of whole texts",
-    "token_embed": "vectors of tokens",
-    "token_classify": "weights of tokens",
-    "embed_sparse": "sparse vectors",
-    "embed_all": "hidden states of tokens",
-}
-_WHERE: Final[dict[Output, str]] = {
-    "embed": "/v1/embeddings",
-    "token_embed": "/pooling with task token_embed",
-    "token_classify": "/pooling with task token_classify",
-    "embed_sparse": "/embed_sparse",
-    "embed_all": "/embed_all",
-}
 
 
 def check_output(output: Output, embedding: EmbeddingFacts, param: str | None = None) -> EmbeddingFacts:
     """Return the facts. Raises InvalidRequest if the model does not have this output."""
     if output not in embedding.outputs:
-        has = ", ".join(f"{_WHAT[each]} ({_WHERE[each]})" for each in embedding.outputs)
-        message = f"this model makes no {_WHAT[output]}, according to its files; it makes {has}"
+        has = describe_outputs(embedding.outputs)
+        message = f"this model makes no {WHAT[output]}, according to its files; it makes {has}"
         raise InvalidRequest(message, param=param, code=ErrorCode.WRONG_TASK)
     return embedding
 
@@ -72,6 +67,40 @@ def encode_tokens(
         token_ids += [encoding.filler] * missing
     check_input(token_ids, job.facts, param)
     return Prompt(token_ids, params.encode())
+
+
+def encode_pairs(
+    model: ServedModel,
+    job: Job,
+    comparison: Comparison,
+    embedding: EmbeddingFacts,
+    truncation: Truncation | None,
+    cut: Truncation | None,
+) -> list[Prompt]:
+    """Make a prompt for each document of a comparison. Its payload has the query. Raises InvalidRequest.
+
+    truncation, cut: what the request sets for queries and for documents.
+    """
+
+    def encode(role: str, text: str, param: str, how: Truncation | None) -> tuple[list[int], PoolingParams]:
+        begin, params = embedding.instructions.get(role, ""), PoolingParams(output="token_embed")
+        prompt = encode_tokens(model, job, text, param, embedding.encodings[role], begin, params, how)
+        return prompt.token_ids, PoolingParams.read(prompt.payload)
+
+    queries = []
+    for index, text in enumerate(comparison.first):
+        token_ids, params = encode("query", text, comparison.params[0].format(index), truncation)
+        queries.append(QueryTokens(tuple(token_ids), params.num_keys, params.drops_skiplist))
+    queries = queries * len(comparison.second) if len(queries) == 1 else queries
+    prompts, most = [], max(job.facts.max_model_len, job.facts.max_num_batched_tokens)
+    for index, (query, text) in enumerate(zip(queries, comparison.second, strict=True)):
+        param, of_query = comparison.params[1].format(index), len(query.token_ids)
+        token_ids, params = encode("document", text, param, cut)
+        if len(token_ids) + of_query > most:  # both are in one step
+            raise too_long(len(token_ids) + of_query, most, param)
+        payload = msgspec.structs.replace(params, query=query).encode()
+        prompts.append(Prompt(token_ids, payload, of_query, of_query))
+    return prompts
 
 
 def _find_truncation(encoding: TokenEncoding, asked: Truncation | None, job: Job) -> Truncation | None:
