@@ -30,6 +30,7 @@ _METHODS: Final = {  # names of one method
 }
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
 _FP8_BITS, _FP4_BITS = 8, 4
+_OF_MODELOPT: Final = {"NVFP4": _FP4_BITS, "W4A16_NVFP4": _FP4_BITS}
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
 _BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
@@ -46,7 +47,8 @@ class Declared:
     file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
     bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
     block, if scales are for blocks. kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration
-    shows none. kept_on_gpus: the same for GPUs. is_ordered: whether a group's columns may lie anywhere (act-order).
+    shows none. kept_on_gpus: the same for GPUs. is_mixed: whether the numbers have different bits, of which
+    `kept_on_gpus` are the most. is_ordered: whether a group's columns may lie anywhere (act-order).
     """
 
     method: str
@@ -59,6 +61,7 @@ class Declared:
     blocks: tuple[int | None, int | None] = (None, None)
     kept_bits: int = 0
     kept_on_gpus: int = 0
+    is_mixed: bool = False
     is_ordered: bool = False
 
     @property
@@ -104,6 +107,7 @@ def read_declared(directory: Path) -> Declared | None:
     problem = next(_find_problems(method, settings), "")
     checkpoint_format = str(settings.get("checkpoint_format", "gptq"))
     is_ordered, kept = _is_ordered(method, settings), _find_kept_bits(method, settings)
+    on_gpus = {kept} if kept else _list_gpu_bits(method, settings)
     return Declared(
         method,
         _describe(settings),
@@ -114,7 +118,8 @@ def read_declared(directory: Path) -> Declared | None:
         zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
         blocks=_read_blocks(method, settings),
         kept_bits=0 if is_ordered else kept,
-        kept_on_gpus=kept or _find_float_bits(method, settings),
+        kept_on_gpus=0 if 0 in on_gpus else max(on_gpus, default=0),
+        is_mixed=len(on_gpus) > 1,
         is_ordered=is_ordered,
     )
 
@@ -170,9 +175,8 @@ def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, 
     # transformers' default for `fp8`; null means no blocks.
     blocks = settings.get("weight_block_size", [128, 128] if method == "fp8" else None)
     if method == "compressed-tensors":
-        groups = _object(settings, "config_groups")
-        weights = (_object(_object(groups, name), "weights") for name in groups)
-        blocks = next((each["block_structure"] for each in weights if each.get("block_structure")), None)
+        structures = (each.get("block_structure") for each in _list_kinds(settings))
+        blocks = next(filter(None, structures), None)
         if isinstance(blocks, str) and _BLOCKS.fullmatch(blocks):  # of older versions
             blocks = [int(size) for size in blocks.split("x")]
     if isinstance(blocks, list) and len(blocks) == 2 and all(type(each) is int and each > 0 for each in blocks):
@@ -181,41 +185,50 @@ def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, 
 
 
 def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
-    """Return the bits of all numbers, if `execution.models.quantized.grids` knows them in groups like these."""
+    """Return the bits of all numbers, if the kernels for CPUs know them in groups like these."""
     if method == "compressed-tensors":
-        groups = _object(settings, "config_groups")
-        kinds = [_object(_object(groups, name), "weights") for name in groups]
-        if any(each.get("type", "int") != "int" for each in kinds):
-            return 0
-        found = {(each.get("num_bits"), each.get("group_size"), each.get("symmetric", True)) for each in kinds}
+        found = {_find_whole_bits(method, each) for each in _list_kinds(settings)}
     else:
-        found = {(settings.get("bits", 4), settings.get("group_size"), settings.get("sym", True))}
-    if method not in ("compressed-tensors", "awq", "gptq") or len(found) != 1:
+        found = {_find_whole_bits(method, {**settings, "type": "int", "num_bits": settings.get("bits", 4)})}
+    return max(found) if len(found) == 1 else 0
+
+
+def _find_whole_bits(method: str, kind: Mapping[str, Any]) -> int:
+    """Return the bits of whole numbers, if `execution.models.quantized.grids` knows them in groups like these."""
+    if method not in ("compressed-tensors", "awq", "gptq") or kind.get("type", "int") != "int":
         return 0
-    ((bits, group, is_symmetric),) = found
+    bits, group = kind.get("num_bits"), kind.get("group_size")
     fits = group is None or (type(group) is int and (group < 0 or group % 32 == 0))
-    return bits if fits and (bits == 4 or (bits == 8 and method == "compressed-tensors" and is_symmetric)) else 0
+    is_byte = bits == 8 and method == "compressed-tensors" and kind.get("symmetric", True)
+    return int(bits) if fits and (bits == 4 or is_byte) and bits is not None else 0
 
 
 def _is_ordered(method: str, settings: Mapping[str, Any]) -> bool:
-    groups = _object(settings, "config_groups")
-    kinds = [_object(_object(groups, name), "weights") for name in groups]
     return (method == "gptq" and bool(settings.get("desc_act"))) or any(
-        each.get("actorder") == "group" for each in kinds
+        each.get("actorder") == "group" for each in _list_kinds(settings)
     )
 
 
-def _find_float_bits(method: str, settings: Mapping[str, Any]) -> int:
-    """Return the bits of all numbers of FP8 or FP4; 0 for others."""
+def _list_gpu_bits(method: str, settings: Mapping[str, Any]) -> set[int]:
+    """Return the bits of all numbers that the kernels for GPUs know; 0 for others."""
     if method == "compressed-tensors":
-        groups = _object(settings, "config_groups")
-        kinds = [_object(_object(groups, name), "weights") for name in groups]
-        found = {(each.get("type"), each.get("num_bits")) for each in kinds}
-        return next((bits for bits in (_FP8_BITS, _FP4_BITS) if found == {("float", bits)}), 0)
+        return {_find_whole_bits(method, each) or _find_float_bits(each) for each in _list_kinds(settings)}
     if method == "modelopt":
-        named = str(settings.get("quant_algo"))
-        return _FP8_BITS if named.startswith("FP8") else _FP4_BITS if named in ("NVFP4", "W4A16_NVFP4") else 0
-    return _FP4_BITS if method == "mxfp4" else _FP8_BITS if method in ("fp8", "fbgemm_fp8") else 0
+        layers = _object(settings, "quantized_layers")
+        named = {_object(layers, name).get("quant_algo") for name in layers} or {settings.get("quant_algo")}
+        return {_OF_MODELOPT.get(str(each), _FP8_BITS if str(each).startswith("FP8") else 0) for each in named}
+    return {_FP4_BITS if method == "mxfp4" else _FP8_BITS if method in ("fp8", "fbgemm_fp8") else 0}
+
+
+def _find_float_bits(kind: Mapping[str, Any]) -> int:
+    bits = kind.get("num_bits")
+    return bits if kind.get("type") == "float" and bits in (_FP8_BITS, _FP4_BITS) else 0
+
+
+def _list_kinds(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what compressed-tensors declares of the weights of each group of layers."""
+    groups = _object(settings, "config_groups")
+    return [_object(_object(groups, name), "weights") for name in groups]
 
 
 def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

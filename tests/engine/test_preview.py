@@ -14,6 +14,7 @@ from tests.engine.paint_layouts import save_layout
 from tests.engine.paint_models import change_json
 from tests.engine.references import Reference
 from tests.engine.tiny_models import save_tiny_model
+from tests.engine.token_models import write_colbert, write_m3, write_splade
 
 from conveyor_engine.__main__ import main
 from conveyor_engine.errors import ConfigError
@@ -46,6 +47,18 @@ def test_weights_and_cache_are_those_of_an_engine(tmp_path: Path, kind: str) -> 
     assert lines["cache"].startswith(f"{sum(bytes_of.values()) // (64 * config.block_size):,} bytes a token")
     assert ("of states a request" in lines["cache"]) == (kind == "qwen3_5_text")
     assert "L4, A10G (24 GB): 256" in lines["fits"]
+
+
+def test_the_outputs_of_a_model_that_embeds_are_named(tmp_path: Path) -> None:
+    write_splade("bert", tmp_path / "splade")
+    write_colbert("bert", tmp_path / "colbert", "stanford")
+    write_m3(tmp_path / "m3")
+    for path in tmp_path.glob("*/*.safetensors"):
+        path.unlink()
+    assert lines_of(tmp_path / "splade")["makes"] == "sparse vectors (/embed_sparse)"
+    assert lines_of(tmp_path / "colbert")["makes"].startswith("vectors of tokens (/pooling with task token_embed), ")
+    assert lines_of(tmp_path / "m3")["makes"].startswith("vectors of whole texts (/v1/embeddings), ")
+    assert lines_of(tmp_path / "m3")["makes"].endswith(", sparse vectors (/embed_sparse)")
 
 
 def test_a_head_in_the_files_is_counted_by_itself(tmp_path: Path) -> None:
@@ -194,6 +207,32 @@ def test_published_bits_are_counted_where_a_device_keeps_them(
     for place, is_kept in (("cpu", settings in KEPT), ("gpu", on_gpu)):
         assert (place in lines) == bool(is_kept)
         assert lines.get(place, "0.00 GB of weights: ").startswith("0.00 GB of weights: ")
+
+
+FP4 = {"weights": {"num_bits": 4, "type": "float"}}
+MIXED: list[dict[str, Any]] = [
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": FP4, "group_1": {"weights": {"num_bits": 8, "type": "float"}}},
+    },
+    {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}},
+    },
+]
+
+
+@pytest.mark.parametrize("settings", MIXED)
+def test_numbers_of_several_bits_are_counted_with_the_most(tmp_path: Path, settings: dict[str, Any]) -> None:
+    save_tiny_model("llama", tmp_path, hidden_size=512)
+    change(tmp_path, quantization_config={"quant_method": "fp8"})
+    whole = lines_of(tmp_path)["gpu"].partition(" of")[0]
+    change(tmp_path, quantization_config=settings)
+    assert lines_of(tmp_path)["gpu"].startswith(f"about {whole} of weights: ")
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"group_0": FP4, "group_1": {"weights": {}}}}
+    change(tmp_path, quantization_config=settings)
+    assert "gpu" not in lines_of(tmp_path), "the kernels do not know one group"
 
 
 def test_the_experts_of_gpt_oss_are_counted_as_a_gpu_keeps_them(tmp_path: Path) -> None:

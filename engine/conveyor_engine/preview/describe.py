@@ -36,7 +36,7 @@ from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
 from conveyor_engine.preview.gguf_size import count_gguf_bytes
 from conveyor_engine.quantization import Declared, read_declared
-from conveyor_engine.registry import find_task, load_about
+from conveyor_engine.registry import find_task, load, load_about
 from conveyor_engine.wire.kv_tables import KVTables
 from conveyor_engine.wire.step import NUM_AHEAD
 from conveyor_protocol.families import FAMILIES, MEANINGS, PIPELINES
@@ -61,8 +61,9 @@ def describe(model: str) -> tuple[bool, list[str]]:
 def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     check_numbers(directory)
     task = find_task("auto", directory)
-    if (check_files := load_about(task).check) is not None:
-        check_files(directory)
+    about = load_about(task)
+    if about.check is not None:
+        about.check(directory)
     is_pipeline = (directory / PIPELINE_INDEX).is_file()
     classes = read_pipeline_class(directory) if is_pipeline else ", ".join(read_architectures(directory))
     classes = classes or directory.name
@@ -77,6 +78,8 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     built = _build(config, kind)
     weight_bytes = built.num_parameters() * _DTYPE.itemsize
     yield f"runs     {classes}, task {task}, unless a check of the start fails, which needs the weights"
+    if about.describes:
+        yield f"makes    {load(task, 'describing')(directory)}"
     yield f"tested   {_describe_family(config, task)}"
     stored = f"; {_gb(stored_bytes)} stored" if stored_bytes else ""
     declared = read_declared(directory)
@@ -84,7 +87,8 @@ def _describe(directory: Path, stored_bytes: int) -> Iterator[str]:
     yield f"weights  {_gb(weight_bytes)} in BFloat16{restored}{stored}; {built.num_parameters():,} parameters"
     yield from _describe_rounded(built, task, declared, directory)
     if (on_gpus := _count_on_gpus(built, declared, directory)) is not None:
-        yield f"gpu      {_gb(on_gpus)} of weights: {declared and declared.name} is kept"
+        about_size = "about " if declared and declared.is_mixed else ""
+        yield f"gpu      {about_size}{_gb(on_gpus)} of weights: {declared and declared.name} is kept"
         weight_bytes = on_gpus
     if task == "generate":
         yield from _describe_head(config)
