@@ -196,6 +196,29 @@ def test_the_head_s_weights_and_hidden_states_are_counted_in_each_block(models: 
     assert draft._kept.shape == (64 * 16, 3 * 48)
 
 
+@pytest.mark.parametrize(("name", "copies"), [("eagle of llama", 2), ("qwen3_5_text", 1)])
+def test_what_a_step_keeps_for_the_head_is_counted(models: Models, name: str, copies: int) -> None:
+    model = models(name)
+    drafts: list[Any] = [
+        make_core(model, max_num_batched_tokens=tokens)[0].executor._draft  # type: ignore[attr-defined]
+        for tokens in (13, 13 + 1000)
+    ]
+    width = drafts[0]._width
+    assert width == 48 * (3 if copies == 2 else 1)
+    assert drafts[1].step_bytes - drafts[0].step_bytes == copies * 1000 * width * 4
+
+
+def test_rows_with_states_are_limited_when_the_head_is_loaded_too(models: Models) -> None:
+    model, lines = models("qwen3_5_text"), list[str]()
+    config = model.ref.make_config(**model.settings)
+    GenerateRunner(config, open_placement(config), lines.append)
+    events = [line.partition(" ")[0] for line in lines]
+    assert events.count("event=model_loaded") == 2, "of the model and of the head"
+    assert max(i for i, each in enumerate(events) if each == "event=model_loaded") < events.index(
+        "event=states_planned"
+    )
+
+
 def test_files_without_a_head_are_refused(models: Models, tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"the files in .* have no head for it \(layers.3.eh_proj or mtp.fc\); use"):

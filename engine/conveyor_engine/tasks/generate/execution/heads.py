@@ -85,7 +85,10 @@ class Head(Guesser):
         if not getattr(self._model.config, "num_embedded", 0):
             self._model.set_input_embeddings(target.get_input_embeddings())
         self._width = target.config.get_text_config().hidden_size * len(layers or (0,))
-        self.block_bytes += self._block_size * self._width * self._dtype.itemsize
+        token_bytes = self._width * self._dtype.itemsize
+        self.block_bytes += self._block_size * token_bytes
+        # What a step of the model notes, and the inputs of several layers side by side.
+        self.step_bytes += own.max_num_batched_tokens * token_bytes * (1 if layers is None else 2)
         self._kept = torch.empty((0, self._width), dtype=self._dtype)
         self._noted = torch.empty(0)  # its own hidden states of the last forward (T, H)
         self._last: dict[int, torch.Tensor] = {}  # of each row's last token (H,)

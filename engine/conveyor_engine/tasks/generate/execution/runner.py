@@ -83,7 +83,7 @@ class GenerateRunner(Runner):
         self._keep_latents(start, adapters)
         layers, shapes = probe_layers(self.model, self.device)
         if shapes:
-            self._prepare_states(start, layers, shapes, placement)
+            self._prepare_states(start, layers, shapes, placement.world_size)
         self._sight, blind_because = open_sight(self.model, towers, start, layers, shapes)
         start.fuse(self.model, len(layers))
         self._adapters: ModelAdapters | None = None
@@ -98,6 +98,8 @@ class GenerateRunner(Runner):
         self._draft: Guesser | None = None
         if config.speculation in GUESSING:
             self._draft = open_guesser(start, placement, self.model, max_model_len)
+        if shapes:  # all weights are in memory
+            start.limit_rows(row_bytes(shapes, copied=config.speculation is not None))
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
         # Graphs have no all-reduce and no states yet.
@@ -191,19 +193,16 @@ class GenerateRunner(Runner):
         if not is_changed and (num_layers := keep_latents(self.model, self.backend.widest_latent)):
             start.progress(f"event=latents_kept layers={num_layers}")
 
-    def _prepare_states(
-        self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, placement: Placement
-    ) -> None:
-        """Check a model whose layers keep states for rows, and limit the rows. Raises ConfigError or ModelError."""
+    def _prepare_states(self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, world_size: int) -> None:
+        """Check a model whose layers keep states for rows. Raises ConfigError or ModelError."""
         name = type(self.model).__name__
-        if placement.world_size > 1:
+        if world_size > 1:
             raise ModelError(
                 f"{name} keeps states for each request, which are not divided among ranks: use "
                 "`tensor_parallel_size: 1`"
             )
         check_settings_with_states(start.config, name)
         check_states(self.model, layers, shapes)
-        start.limit_rows(row_bytes(shapes, copied=start.config.speculation is not None))
 
     def _allocate(
         self,
