@@ -137,7 +137,7 @@ def join_weights(parts: Sequence[Weights]) -> Weights:
     They have one order, the same form, and the same groups or one group; or else scales in blocks (`has_blocks`).
     """
     if len({part.form for part in parts}) > 1:
-        parts = [spread_blocks(part) for part in parts]
+        parts = [widen_to_bytes(part) for part in parts]
     groups = max(len(each.scales) for each in parts)
     starts = [each.starts.expand(groups, -1) for each in parts if each.starts is not None]
     factors = [each.factors for each in parts if each.factors is not None]
@@ -156,7 +156,7 @@ def has_blocks(weights: Weights) -> bool:
     return weights.scales.dtype == torch.int8 and weights.group % SMALL_PAIR == 0
 
 
-def spread_blocks(weights: Weights) -> Weights:
+def widen_to_bytes(weights: Weights) -> Weights:
     """Return the same values in 8 bits, with minima and groups of 16: all weights with blocks can have this form."""
     assert has_blocks(weights)
     assert weights.factors is not None

@@ -47,7 +47,7 @@ class Experts(nn.Module):
 
 
 def _pack_stored(weights: Deferred) -> PackedStack:
-    grid = weights.find_grid()
+    grid = weights.find_grid(keeps_floats=False)
     packed = None if grid is None else pack_grids(grid, weights.shape[2], len(weights))
     return packed or PackedStack.pack(weights.read())
 

@@ -63,7 +63,7 @@ def pack_model(
     if packing.num_packed:
         progress(
             f"event=weights_rounded linears={packing.num_packed} kept={packing.num_kept} "
-            f"mib={packing.num_bytes / 2**20:.0f} share={share:.2f}"
+            f"mib={packing.num_bytes / 2**20:.0f} share={share:.2f} formats={','.join(sorted(packing.formats))}"
         )
 
 
@@ -92,6 +92,7 @@ class _Packing:
     num_kept: int = 0
     num_weights: int = 0
     num_bytes: int = 0
+    formats: set[str] = field(default_factory=set)  # with the inputs that share a scale
     tried: dict[tuple[object, ...], bool] = field(default_factory=dict)
 
     def find_parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -108,17 +109,18 @@ class _Packing:
 
     def pack(self, path: str, part: nn.Module) -> None:
         """Replace a module, or count its matrices as kept."""
-        matrices = _list_matrices(part)
-        packed = [self._pack(part, matrix) for matrix in matrices]
-        found = [each for each in packed if each is not None]
-        if not isinstance(part, nn.Linear):  # whose tokens have one order of inputs for all experts
-            found = [each for each in found if each.grid.order is None]
+        matrices, found = _list_matrices(part), list[_Matrix]()
+        for matrix in matrices:
+            if (packed := self._pack(part, matrix)) is None:
+                break
+            found.append(packed)
         ours = self._build(part, found) if len(found) == len(matrices) else None
         num_matrices = sum(each.shape[:-2].numel() for each in matrices)
         if ours is None:
             self.num_kept += num_matrices
             return
         self.num_packed += num_matrices
+        self.formats.update(f"{each.packed.kind}/{each.packed.group}" for each in found)
         self.num_weights += sum(each.numel() for each in matrices)
         self.num_bytes += sum(each.packed.num_bytes for each in found)
         self.model.set_submodule(path, ours)
@@ -127,8 +129,11 @@ class _Packing:
     def _pack(self, part: nn.Module, weight: torch.Tensor) -> _Matrix | None:
         if self.quantization is None:
             assert isinstance(weight, Deferred)
-            grid = weight.find_grid()
-            return None if grid is None else _pack(grid, weight.shape[-1], self.device)
+            grid = weight.find_grid(keeps_floats=True)
+            # A token has one order of inputs for all experts.
+            if grid is None or (grid.order is not None and not isinstance(part, nn.Linear)):
+                return None
+            return _pack(grid, weight.shape[-1], self.device)
         bits = choose_bits(self.quantization, is_head=part is self.model.get_output_embeddings())
         plain = weight.data.to(self.device).flatten(0, -2)
         grid = _round(plain, bits)

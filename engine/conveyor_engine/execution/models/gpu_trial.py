@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from conveyor_engine.execution.kernels.few_rows import Norm
-from conveyor_engine.execution.kernels.weights import has_blocks, spread_blocks, take_outputs
+from conveyor_engine.execution.kernels.weights import has_blocks, take_outputs, widen_to_bytes
 from conveyor_engine.execution.models.experts import computes_same, find_clamps
 from conveyor_engine.execution.models.gpu_experts import Clamps, GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
@@ -29,7 +29,7 @@ def compare_linear(whole: GpuLinear, restore: Restore) -> str:
     weight = restore(0, count, whole.dtype)
     bias = None if whole.bias is None else whole.bias.data[:count]
     packed = take_outputs(whole.packed, count)
-    forms = [packed, spread_blocks(packed)] if has_blocks(packed) else [packed]  # the latter in joined layers
+    forms = [packed, widen_to_bytes(packed)] if has_blocks(packed) else [packed]  # the latter in joined layers
     found = (_find_difference(GpuLinear(each, bias, whole.dtype), weight) for each in forms)
     return next((differs for differs in found if differs), "")
 

@@ -78,7 +78,7 @@ class NativeLinear(PackedLinear):
 
 def pack_stored(weight: Deferred) -> native.PackedIntegers | None:
     """Return the whole numbers of the checkpoint; None if the kernels cannot keep them."""
-    grid = weight.find_grid()
+    grid = weight.find_grid(keeps_floats=False)
     return None if grid is None else pack_grid(grid, weight.shape[-1])
 
 

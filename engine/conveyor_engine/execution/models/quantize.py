@@ -42,12 +42,14 @@ class Quantizer:
         head = model.get_output_embeddings()
         self._tied = None if head is None else head.weight
         self._rounded_weights = self._kept_weights = 0
+        self._formats: set[str] = set()
 
     @property
     def summary(self) -> str:
         """Return what was done, for the log. kept: layers that no size of groups fits."""
         counts = f"linears={self.num_rounded} kept={self.num_kept} mib={self.num_bytes / 2**20:.0f}"
-        return f"{counts} share={find_share(self._model, self._rounded_weights, self._kept_weights):.2f}"
+        share = find_share(self._model, self._rounded_weights, self._kept_weights)
+        return f"{counts} share={share:.2f} formats={','.join(sorted(self._formats))}"
 
     def check_share(self) -> None:
         """Reject `quantization` for a model most of whose weights keep 16 bits. Raises ConfigError."""
@@ -100,6 +102,7 @@ class Quantizer:
         weights = number * packed.in_features * packed.out_features
         if isinstance(packed, native.PackedIntegers):
             self.num_rounded += number
+            self._formats.add(f"int{packed.bits}/{packed.group}")
             self._rounded_weights += weights
         else:
             self.num_kept += number

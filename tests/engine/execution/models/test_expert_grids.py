@@ -13,11 +13,36 @@ from conveyor_engine.execution.models.experts import Experts
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.quantize import Quantizer
+from conveyor_engine.execution.models.quantized.grids import read_grid
+from conveyor_engine.execution.models.quantized.layouts import (
+    restore_mxfp4,
+    restore_mxfp4_experts,
+    restore_nvfp4,
+    restore_scaled,
+)
 from conveyor_engine.execution.models.quantized.rounding import choose_grid
 
 pytestmark = pytest.mark.skipif(
     native.why_missing() is not None or native.isa() == "generic", reason="needs the compiled kernels, with vectors"
 )
+
+
+class Unread:
+    """A tensor of a checkpoint that must not be read."""
+
+    kind, shape = "F8_E4M3", (32, 64)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("restore", [restore_nvfp4, restore_mxfp4, restore_mxfp4_experts, restore_scaled])
+def test_kernels_without_floats_read_no_scales_of_floats(restore: Any) -> None:
+    parts: Any = {end: Unread() for end in ("", "_packed", "_blocks", "_scales", "_scale", "_scale_2")}
+    declared: Any = None
+    assert read_grid(parts, declared, restore, False, (32, 64)) is None
+    with pytest.raises(AssertionError):
+        read_grid(parts, declared, restore, True, (32, 64))
 
 
 def to_int4(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:

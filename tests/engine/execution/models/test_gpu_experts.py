@@ -24,6 +24,7 @@ from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.quantized.deferred import Deferred
 from conveyor_engine.execution.models.quantized.numbers import look_up_fp4
 from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.preview.gguf_size import count_gguf_bytes
@@ -235,7 +236,29 @@ def test_experts_are_rounded_as_on_a_cpu(tmp_path: Path) -> None:
     weight = restore(ours.down, torch.float32).cpu().view_as(original.down_proj)
     lost = (weight - original.down_proj).norm() / original.down_proj.norm()
     assert 1e-3 < lost < 0.01
-    assert "share=1.00" in lines[-1]
+    assert lines[-1].endswith("share=1.00 formats=int8/64")
+
+
+def test_experts_with_sorted_columns_are_not_packed_before_they_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_ordered(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))  # of all experts
+        groups = (torch.arange(weight.shape[1]) // 32)[order]
+        return to_gptq(layer, weight) | {f"{layer}.g_idx": groups.int()}
+
+    save_tiny_model("qwen3_moe", tmp_path, hidden_size=64, moe_intermediate_size=64)
+    quantize(tmp_path, lambda layer, weight: (to_ordered if "experts" in layer else keep)(layer, weight))
+    declare(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True})
+    grids = list[Any]()
+    find_grid = Deferred.find_grid
+    monkeypatch.setattr(Deferred, "find_grid", lambda self, **how: (grids.append(find_grid(self, **how)), grids[-1])[1])
+    monkeypatch.setattr(gpu_packing, "_pack", lambda *_: pytest.fail("it was packed"))
+    packed, _, lines = load_both(tmp_path)
+    assert grids
+    assert all(grid.order is not None for grid in grids), "otherwise nothing is shown"
+    assert not any(isinstance(part, GpuExperts) for part in packed.modules())
+    assert not lines
 
 
 @pytest.mark.parametrize("tokens", [1, 33])

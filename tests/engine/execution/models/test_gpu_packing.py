@@ -69,17 +69,24 @@ def pack(model: Any, quantization: Any = None) -> list[str]:
     return lines
 
 
+def round_to(grid: Grid, weight: torch.Tensor) -> torch.Tensor:
+    if not grid.is_float:
+        return grid.round(weight)
+    scaled = weight.view(*grid.scales.shape, -1) / grid.scales[..., None]
+    return scaled.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).view(weight.shape)
+
+
 class Numbers:
     """A weight in the checkpoint's files. Its numbers are the nearest ones to `weight`, if they are not given."""
 
     def __init__(self, grid: Grid, weight: torch.Tensor, numbers: torch.Tensor | None = None) -> None:
-        self._grid, self._numbers = grid, grid.round(weight) if numbers is None else numbers
+        self._grid, self._numbers = grid, round_to(grid, weight) if numbers is None else numbers
         self.shape = tuple(self._numbers.shape)
 
     def read(self) -> torch.Tensor:
         return self._grid.read(self._numbers)
 
-    def read_grid(self) -> Grid:
+    def read_grid(self, *, keeps_floats: bool) -> Grid:
         return replace(self._grid, numbers=lambda first, count: self._numbers[first : first + count])
 
 
@@ -125,7 +132,10 @@ def test_stored_numbers_are_kept_as_they_are(
     assert bits == (4 if "4" in name or name == "awq" else 8)
     if name == "ct_nvfp4":
         assert 8.0 * ours.packed.num_bytes / weight.numel() == 4.5 + 32 / weight.shape[1], "one more scale for a row"
-    assert lines == [f"event=weights_rounded linears=1 kept=0 mib={ours.packed.num_bytes / 2**20:.0f} share=1.00"]
+    assert lines == [
+        f"event=weights_rounded linears=1 kept=0 mib={ours.packed.num_bytes / 2**20:.0f} share=1.00 "
+        f"formats={ours.packed.kind}/{ours.packed.group}"
+    ]
     ours.dtype = torch.float32
     torch.testing.assert_close(ours.weight.cpu(), weight, rtol=1e-6, atol=0)
 
@@ -151,7 +161,7 @@ def write_blocks(folder: Path, kind: str, rows: int) -> tuple[torch.Tensor, Grid
         values = np.random.default_rng(0).standard_normal((rows, 512), dtype=np.float32)
         stored = quants.quantize(values, GGMLQuantizationType[kind])
     (folder / kind).write_bytes(stored.tobytes())
-    grid = read_blocks(TensorPlace(folder / kind, number_type, (rows, 512), 0, stored.size))
+    grid = read_blocks(TensorPlace(folder / kind, number_type, (rows, 512), 0, stored.size), keeps_floats=True)
     assert grid is not None
     return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind]).copy()), grid
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from conveyor_engine.execution.models.quantized.rounding import Grid, Rows, spread_blocks
+from conveyor_engine.execution.models.quantized.rounding import Grid, Rows, widen_to_6_bits
 
 _ops: Final = torch.ops.aten
 # Operations that move whole numbers, and do not change them. Scales are moved alike.
@@ -39,8 +39,11 @@ class Stored(Protocol):
     def read(self) -> Tensor:
         """Return the weight. Raises ModelError if it is damaged."""
 
-    def read_grid(self) -> Grid | None:
-        """Return its scales, and a function that reads its numbers; None if the kernels have no numbers like these."""
+    def read_grid(self, *, keeps_floats: bool) -> Grid | None:
+        """Return its scales, and a function that reads its numbers; None if the kernels have no numbers like these.
+
+        keeps_floats: whether they have FP8 and FP4.
+        """
 
 
 class _Mode:
@@ -102,19 +105,20 @@ class Deferred(Tensor):
             self._stand_in = made if _Mode.keeps_stand_ins else None
         return made
 
-    def find_grid(self) -> Grid | None:
+    def find_grid(self, *, keeps_floats: bool) -> Grid | None:
         """Return the values that the weight has, and a function that reads its numbers.
 
         Returns None if the kernels cannot keep the numbers. Rows of a grid are those of all dimensions but the last.
+        keeps_floats: whether the kernels can keep FP8 and FP4.
         """
-        grids = {stored: stored.read_grid() for stored in dict.fromkeys(self._list_stored())}
+        grids = {stored: stored.read_grid(keeps_floats=keeps_floats) for stored in dict.fromkeys(self._list_stored())}
         found = [grid for grid in grids.values() if grid is not None]
         if len(found) < len(grids) or not all(grid.is_finite for grid in found):
             return None
         if len({grid.kind for grid in found}) > 1:
             if any(grid.factors is None or grid.is_float for grid in found):
                 return None
-            found = [spread_blocks(grid) for grid in found]
+            found = [widen_to_6_bits(grid) for grid in found]
         if any(grid.order is not None for grid in found) and any(each.shape[-1] != self.shape[-1] for each in grids):
             return None  # a share of the columns has columns of all groups
         of_stored, parts = dict(zip(grids, found, strict=True)), list[Tensor | None]()

@@ -32,13 +32,13 @@ def as_bytes(content: bytes) -> Tensor:
         return torch.frombuffer(content, dtype=torch.uint8)
 
 
-def read_blocks(place: TensorPlace) -> Grid | None:
+def read_blocks(place: TensorPlace, keeps_floats: bool) -> Grid | None:
     """Return the values of a stored matrix, or of several one below the other.
 
-    Returns None if the kernels have no numbers like these.
+    Returns None if the kernels have no numbers like these. keeps_floats: whether they have FP4.
     """
     blocks = _BLOCKS.get(place.kind.name)
-    if blocks is None or len(place.shape) < 2:
+    if blocks is None or len(place.shape) < 2 or (blocks.read_grid is _read_mxfp4 and not keeps_floats):
         return None
     bytes_of_row, num_bytes = place.num_bytes // math.prod(place.shape[:-1]), place.kind.num_bytes
 

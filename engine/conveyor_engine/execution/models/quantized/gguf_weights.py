@@ -49,7 +49,9 @@ def plan_gguf(directory: Path, config: PretrainedConfig) -> Iterator[tuple[str, 
 
 
 def _make_leaf(name: str, place: TensorPlace) -> Leaf:
-    return Leaf(name, lambda: place.shape, partial(dequantize, place), lambda _: read_blocks(place))
+    return Leaf(
+        name, lambda: place.shape, partial(dequantize, place), lambda keeps_floats, _: read_blocks(place, keeps_floats)
+    )
 
 
 def _convert(name: str, converter: Any, values: Mapping[str, Tensor]) -> Tensor:

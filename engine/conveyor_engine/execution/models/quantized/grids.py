@@ -36,6 +36,8 @@ from conveyor_engine.quantization import Declared
 
 _Parts = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]
+_FP8: Final = "F8_E4M3"
+_FP4: Final = (restore_nvfp4, restore_mxfp4, restore_mxfp4_experts)
 _FP8_NAN: Final = 0x7F  # without its sign
 _WHOLE: Final = ("_scale_2", "_global_scale")
 
@@ -45,8 +47,15 @@ def find_shape(parts: _Parts, declared: Declared, restore: Callable[..., Tensor]
     return _READERS[restore].find_shape(parts, declared)
 
 
-def read_grid(parts: _Parts, declared: Declared, restore: Callable[..., Tensor], shape: Shape) -> Grid | None:
-    """Return the grid of a weight of this shape; None if the kernels cannot keep its numbers."""
+def read_grid(
+    parts: _Parts, declared: Declared, restore: Callable[..., Tensor], keeps_floats: bool, shape: Shape
+) -> Grid | None:
+    """Return the grid of a weight of this shape; None if the kernels cannot keep its numbers.
+
+    keeps_floats: whether they can keep FP8 and FP4.
+    """
+    if not keeps_floats and (restore in _FP4 or ("" in parts and parts[""].kind == _FP8)):
+        return None
     grid = _READERS[restore].read_grid(parts, declared, shape[-1])
     return grid if grid is not None and len(grid.scales) == math.prod(shape[:-1]) else None
 
@@ -71,7 +80,7 @@ def _make_grid(bits: int, scales: Tensor, zeros: Tensor | None, columns: int, nu
 
 
 def _read_scaled(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
-    if parts[""].kind == "F8_E4M3":
+    if parts[""].kind == _FP8:
         return _read_fp8(parts, declared, columns)
     scales, rows = parts["_scale"][...] if "_scale" in parts else None, parts[""].shape[0]
     if scales is None or parts[""].kind != "I8" or "_zero_point" in parts or len(parts[""].shape) != 2:

@@ -66,13 +66,14 @@ class Restoring:
 class Leaf(NamedTuple):
     """A weight as it is stored, before conversions. name: as in the file.
 
-    find_shape: returns the shape without reading numbers. read_grid: gets the shape.
+    find_shape: returns the shape without reading numbers. read_grid: gets whether the kernels can keep FP8 and FP4, and
+    the shape.
     """
 
     name: str
     find_shape: Callable[[], Shape]
     restore: Callable[[], Tensor]
-    read_grid: Callable[[Shape], Grid | None]
+    read_grid: Callable[[bool, Shape], Grid | None]
 
 
 def _take_first(values: Mapping[str, Tensor]) -> Tensor:
@@ -116,9 +117,9 @@ class _Stored:
     def read(self) -> Tensor:
         return self._guard(self._restore)
 
-    def read_grid(self) -> Grid | None:
+    def read_grid(self, *, keeps_floats: bool) -> Grid | None:
         try:
-            grid = self._leaf.read_grid(self.shape)
+            grid = self._leaf.read_grid(keeps_floats, self.shape)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -170,7 +171,7 @@ def _make_leaf(name: str, layout: Layout, parts: Mapping[str, StoredTensor], dec
         name,
         lambda: find_shape(parts, declared, layout.restore),
         lambda: layout.restore({end: part[...] for end, part in parts.items()}, declared),
-        lambda shape: read_grid(parts, declared, layout.restore, shape),
+        partial(read_grid, parts, declared, layout.restore),
     )
 
 

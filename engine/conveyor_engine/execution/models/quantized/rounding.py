@@ -19,7 +19,6 @@ from conveyor_engine.execution.native.experts import PackedStack
 GROUPS: Final = (128, 64, 32)  # numbers of inputs that share a scale, the best first
 SMALLEST_GROUP: Final = 16  # of blocks of GGUF files
 _OF_BITS: Final = {8: GROUPS, 4: (32,)}  # for weights that have no scales yet
-_FP8_MAX: Final = 448.0
 _PANELS: Final = 16  # packed at once, which bounds the memory beside the weights
 Rows = Callable[[int, int], Tensor]  # from the first row and their number: uint8 (rows, in)
 # Of the range of a group's numbers: a smaller one cuts off the largest number and rounds all others finer.
@@ -100,12 +99,10 @@ class Grid:
         return torch.cat([self.numbers(first, step) for first in range(0, len(self.scales), step)])
 
     def round(self, weight: Tensor) -> Tensor:
-        """Return the nearest numbers, uint8 (out, in), of weight (out, in)."""
+        """Return the nearest numbers, uint8 (out, in), of weight (out, in). They are whole: no weight becomes FP8."""
+        assert not self.is_float
         scales, starts = self._widen()
         grouped = weight.float().view(*self.scales.shape, -1)
-        if self.is_float:
-            numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).clamp_(-_FP8_MAX, _FP8_MAX)
-            return numbers.to(torch.float8_e4m3fn).view(torch.uint8).view(weight.shape)
         if self.minima is not None:
             grouped = grouped + starts[..., None]
         numbers = torch.where(scales[..., None] != 0, grouped / scales[..., None], 0).round_()
@@ -161,7 +158,7 @@ def choose_grid(weight: Tensor, bits: int, group: int) -> Grid:
     return Grid(bits, best.to(torch.bfloat16))
 
 
-def spread_blocks(grid: Grid) -> Grid:
+def widen_to_6_bits(grid: Grid) -> Grid:
     """Return the same values in 6 bits, with groups of 16 and minima: all K types of GGUF have that form."""
     assert grid.factors is not None
     each = grid.scales.shape[1] // grid.factors.shape[1]
@@ -190,8 +187,9 @@ def quantize(weight: native.Packed, bits: int) -> native.PackedIntegers | None:
 
 def pack_grid(grid: Grid, columns: int) -> native.PackedIntegers | None:
     """Return the numbers of the checkpoint for the kernels; None if they have no numbers or groups like these."""
+    assert not grid.is_float
     rows, group = len(grid.scales), grid.find_group(columns)
-    if grid.is_float or grid.order is not None or group not in (*GROUPS, SMALLEST_GROUP):
+    if grid.order is not None or group not in (*GROUPS, SMALLEST_GROUP):
         return None
     packed = native.PackedIntegers.allocate(
         (rows, columns), grid.bits, group, grid.scales.dtype,
