@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+
+from conveyor_engine.execution.transfer import to_device
 
 
 class StateKey(NamedTuple):
@@ -52,37 +55,42 @@ def step_bytes(shapes: Shapes, num_rows: int) -> int:
 
 @dataclass(slots=True)
 class States:
-    """A pool of every state, (rows, *shape), and pools for copies of some rows."""
+    """A pool of every state, (rows, *shape), and copies of some rows.
+
+    The pools of layers with the same shape are one tensor, so one operation copies them.
+    """
 
     pools: dict[StateKey, torch.Tensor]
-    saved: dict[StateKey, torch.Tensor]
+    stacks: list[tuple[torch.Tensor, torch.Tensor]]  # (layers, rows, ...), and (layers, copies, ...)
 
     @classmethod
     def allocate(cls, shapes: Shapes, num_rows: int, device: torch.device, num_saved: int = 0) -> "States":
         """Allocate the pools, filled with zeros. num_saved: the most rows that are copied at once."""
-        return cls(_allocate(shapes, num_rows, device), _allocate(shapes, num_saved, device))
+        alike: dict[tuple[str, StateShape], list[StateKey]] = {}
+        for key, state in shapes.items():
+            alike.setdefault((key.kind, state), []).append(key)
+        states = cls({}, [])
+        for (kind, state), keys in alike.items():
+            shape = state.shape[::-1] if kind == "conv" else state.shape  # channels lie side by side
+            stack, saved = (
+                torch.zeros((len(keys), number, *shape), dtype=state.dtype, device=device)
+                for number in (num_rows, num_saved)
+            )
+            states.stacks.append((stack, saved))
+            states.pools |= zip(keys, stack.transpose(2, 3) if kind == "conv" else stack, strict=True)
+        return states
 
     def save(self, rows: Sequence[int]) -> None:
         """Copy the states of these rows."""
-        for key, pool in self.pools.items():
-            for place, row in enumerate(rows):
-                self.saved[key][place] = pool[row]
+        for stack, saved in self.stacks:
+            index = to_device(np.array(rows, dtype=np.int64), stack.device)
+            torch.index_select(stack, 1, index, out=saved[:, : len(rows)])
 
     def restore(self, places: Iterable[tuple[int, int]]) -> None:
         """Give rows their copies back. places: (its place in the argument of `save`, row)."""
         for place, row in places:
-            for key, pool in self.pools.items():
-                pool[row] = self.saved[key][place]
-
-
-def _allocate(shapes: Shapes, num_rows: int, device: torch.device) -> dict[StateKey, torch.Tensor]:
-    """Return a pool of each state, filled with zeros. The channels of convolutions lie side by side."""
-    pools = {}
-    for key, state in shapes.items():
-        shape = (num_rows, *(reversed(state.shape) if key.kind == "conv" else state.shape))
-        pool = torch.zeros(shape, dtype=state.dtype, device=device)
-        pools[key] = pool.transpose(1, 2) if key.kind == "conv" else pool
-    return pools
+            for stack, saved in self.stacks:
+                stack[:, row] = saved[:, place]
 
 
 class _CacheMethods:
