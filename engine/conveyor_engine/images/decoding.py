@@ -1,5 +1,7 @@
 """Decodes one image as transformers' `load_image` does, within limits. Runs in worker processes only.
 
+Chats show transparent images on white, as OpenAI and vLLM do (ADR 207).
+
 The bytes are not trusted. The header is read first: an image with too many pixels is rejected before its pixels are
 decoded. Memory and CPU time for decoding are proportional to the number of pixels. The limits of a job
 (`serving.preparing.process`) apply in any case.
@@ -23,13 +25,16 @@ _NAMES: Final = "JPEG, PNG, WebP or GIF"
 _SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
 
-def decode_image(data: bytes, param: str) -> Image.Image:
+def decode_image(data: bytes, param: str, *, on_white: bool = False) -> Image.Image:
     """Decode the image to RGB, rotated as its EXIF data say. Of an animation, decode the first frame. Raises
-    InvalidRequest."""
+    InvalidRequest.
+
+    on_white: show what lies behind transparent pixels as white, in place of the colours that the file has there.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this file limits everything that Pillow would warn about
-            return _decode(data, param)
+            return _decode(data, param, on_white=on_white)
     except (InvalidRequest, MemoryError):
         raise
     except Exception as error:  # Pillow may raise any error for a broken file
@@ -44,7 +49,7 @@ def shrink(image: Image.Image, pixels_max: int) -> Image.Image:
     return image if scale >= 1 else image.resize((max(1, int(width * scale)), max(1, int(height * scale))))
 
 
-def _decode(data: bytes, param: str) -> Image.Image:
+def _decode(data: bytes, param: str, *, on_white: bool) -> Image.Image:
     Image.MAX_IMAGE_PIXELS = None  # the limit in this file is lower
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -61,6 +66,10 @@ def _decode(data: bytes, param: str) -> Image.Image:
         message = f"{param} has more than 8 bits for each colour (mode {image.mode}): save it with 8"
         raise InvalidRequest(message, param=param)
     turned = ImageOps.exif_transpose(image)
+    if on_white and turned.has_transparency_data:
+        shown = turned.convert("RGBA")
+        turned = Image.new("RGB", shown.size, "white")
+        turned.paste(shown, mask=shown)
     return turned if turned.mode == "RGB" else turned.convert("RGB")
 
 

@@ -88,6 +88,21 @@ def test_a_picture_is_what_transformers_makes_of_it(name: str) -> None:
     assert np.array_equal(np.asarray(image), np.asarray(expected))
 
 
+@pytest.mark.parametrize("name", [name for name in RIGHT if "transparen" in name])
+@pytest.mark.filterwarnings("ignore")
+def test_in_a_chat_transparent_pixels_are_white(name: str) -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(RIGHT[name])).convert("RGBA")).astype(int)
+    alpha = pixels[..., 3:]
+    expected = (pixels[..., :3] * alpha + 255 * (255 - alpha)) / 255
+    assert np.abs(np.asarray(decode_image(RIGHT[name], "images[0]", on_white=True)) - expected).max() <= 1
+
+
+def test_hidden_colours_are_not_shown_in_a_chat() -> None:
+    hidden = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    assert not np.asarray(decode_image(encode(hidden), "images[0]")).any()
+    assert (np.asarray(decode_image(encode(hidden), "images[0]", on_white=True)) == 255).all()
+
+
 WRONG: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "is not an image: send JPEG, PNG, WebP or GIF"),
     "text": (b"the quick brown fox", "is not an image"),

@@ -99,7 +99,8 @@ def _read_images(model: ServedModel, images: Sequence[dict[str, Any]], facts: Mo
 
 def _read_image(model: ServedModel, image: dict[str, Any], number: int, facts: ModelFacts) -> tuple[Picture, str]:
     param, text = _name(number), image["data"]
-    pixels = decode_image(model.fetched[text] if is_url(text) else read_base64(text, param), param)
+    data = model.fetched[text] if is_url(text) else read_base64(text, param)
+    pixels = decode_image(data, param, on_white=True)
     shown = shrink(pixels, _SMALL_PIXELS_MAX if image["is_small"] else SHOWN_PIXELS_MAX)
     picture: tuple[Picture, str] = model.reader.read(shown, in_half=facts.dtype != "float32")
     return picture
