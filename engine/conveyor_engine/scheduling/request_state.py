@@ -260,10 +260,12 @@ class RequestState:
         """Return the digests of the reported pictures that have tokens to schedule."""
         return [each.digest for each in self.pictures[: self.num_encoded] if each.end > self.num_scheduled_tokens]
 
-    def note_encoded(self, digests: Collection[bytes]) -> None:
-        """Note the next picture if it is among those that are encoded."""
-        if (picture := self.next_picture) is not None and picture.digest in digests:
-            self.num_encoded = self.pictures.index(picture, self.num_encoded) + 1
+    def note_encoded(self, digests: Collection[bytes]) -> bool:
+        """Note the next picture if it is among those that are encoded. Returns whether it is."""
+        if (picture := self.next_picture) is None or picture.digest not in digests:
+            return False
+        self.num_encoded = self.pictures.index(picture, self.num_encoded) + 1
+        return True
 
     @property
     def num_live_tokens(self) -> int:

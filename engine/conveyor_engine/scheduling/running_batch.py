@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
+from conveyor_engine.scheduling.image_turns import ImageTurns
 from conveyor_engine.scheduling.limits import Limits
 from conveyor_engine.scheduling.model_drafts import ModelDrafts
 from conveyor_engine.scheduling.policy import Policy
@@ -59,7 +60,7 @@ class RunningBatch:
         self._max_num_seqs = facts.max_num_seqs
         self._has_states = facts.has_states
         self._speculation, self._num_tables = speculation, facts.kv_tables.number
-        self._encodes_beside = policy.joins and facts.encodes_beside
+        self._image_turns = ImageTurns() if policy.joins and facts.encodes_beside else None
         self._budget = TokenBudget(facts, limits, joins=policy.joins, whole_prompts=whole_prompts, packs=packs)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
@@ -106,14 +107,9 @@ class RunningBatch:
         return Step(self._num_planned)
 
     def want_pictures(self, step: Step) -> bool:
-        """Let the step encode the pictures that requests wait for, if any. Requests take turns after each picture."""
-        if self._encodes_beside:
-            seeing = [request for request in self._rows_to_step() if request.pictures]
-            in_turns = sorted(seeing, key=lambda request: (request.level, request.num_encoded))
-            wanted = [(each, picture) for each in in_turns if (picture := each.wanted_picture) is not None]
-            step.wanted_pictures += [picture for _, picture in wanted]
-            step.first_seeing = wanted[0][0] if wanted else None
-            step.held_pictures += [digest for each in seeing for digest in each.held_pictures]
+        """Let the step encode the pictures that requests wait for. Returns whether there are any."""
+        if self._image_turns is not None:
+            self._image_turns.add(step, self._rows_to_step())
         return bool(step.wanted_pictures)
 
     def start_step(self, step: Step) -> StepPlan:
@@ -153,8 +149,8 @@ class RunningBatch:
 
     def end_step(self, number: int, encoded: Collection[bytes] = ()) -> Step:
         """End a step that has been computed. Requests go on that waited for the `encoded` pictures."""
-        for request in self.requests if encoded else ():
-            request.note_encoded(encoded)
+        if self._image_turns is not None:
+            self._image_turns.note_encoded(encoded, self.requests)
         step = self._steps.pop(number)
         if step.has_drafts:
             self._pause = max(FIRST_PAUSE, self._pause // 2)
@@ -214,7 +210,8 @@ class RunningBatch:
     def schedule_running(self, step: Step, waiting: Iterable[RequestState]) -> bool:
         """Add the next tokens of the running requests, in their order. Returns whether any request was preempted."""
         num_requests = len(self._requests)
-        self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
+        images_first = self._image_turns is not None and self._image_turns.go_first(self.requests)
+        self._budget.start_step(self.requests, islice(waiting, self.num_free_rows), images_first=images_first)
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
         if preempted and not step.num_tokens:  # only prompts were tried, which go first

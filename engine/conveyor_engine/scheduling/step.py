@@ -60,6 +60,7 @@ class Step:
     num_logits: int = 0
     wanted_pictures: list[WantedPicture] = field(default_factory=list)  # to encode beside the step
     held_pictures: list[bytes] = field(default_factory=list)  # encoded ones whose features are still needed
+    images_first: bool = False  # whether wanted pictures go before decodes
     first_seeing: RequestState | None = None  # the request of the first wanted picture
     largest_tokens: int = 0  # the most tokens of one request
     num_padding_tokens: int = 0  # dummy tokens, which are computed but never returned
@@ -135,6 +136,7 @@ class Step:
             num_decodes=len(self.decodes),
             wanted_pictures=self.wanted_pictures,
             held_pictures=self.held_pictures,
+            images_first=self.images_first,
             drafts=[drafts for _, drafts in self.drafted],
             readings=[(each.request.row, each.first, each.num_tokens) for each in self.readings],
         )

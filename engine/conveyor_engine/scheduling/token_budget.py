@@ -38,11 +38,14 @@ class TokenBudget:
         self._image_budget = 0  # the rest of this step's tokens for prompts with images that are not computed
         self._long_prompt_budget = 0  # the rest of this step's tokens for long prompts
 
-    def start_step(self, running: Collection[RequestState], joining: Iterable[RequestState]) -> None:
+    def start_step(
+        self, running: Collection[RequestState], joining: Iterable[RequestState], *, images_first: bool = False
+    ) -> None:
         """Set the budget of long prompts: a share of the step if it has decodes, else the rest after short prompts.
 
         If `limits.prompt_tokens` is below the step's tokens, prompts cannot delay decodes much. Then long prompts get
-        the rest after short prompts, even if the step has decodes.
+        the rest after short prompts, even if the step has decodes. images_first: see `image_turns`; then prompts with
+        images have the share of long prompts.
         """
         self._long_prompt_budget = self._image_budget = limit = min(self._max_tokens, self._limits.prompt_tokens)
         if not self._limits_long_prompts:
@@ -50,7 +53,7 @@ class TokenBudget:
         share = max(1, int(limit * LONG_PROMPT_SHARE))
         if limit == self._max_tokens and any(request.num_pending_tokens == 1 for request in running):
             self._long_prompt_budget = share
-            if self._waits_for_images:
+            if self._waits_for_images and not images_first:
                 self._image_budget = max(1, int(limit * IMAGE_PROMPT_SHARE))
             return
         pending = ((each, each.num_pending_tokens) for each in chain(running, joining))

@@ -95,6 +95,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     wanted_pictures: list[WantedPicture] = []
     # Beside wanted pictures: digests of reported ones that rows still need, so that no other may take their place.
     held_pictures: list[bytes] = []
+    images_first: bool = False  # whether wanted pictures get most of the time, not a share that decodes hardly notice
     # Of the rows after the decodes: guesses of the tokens after the row's next one, which it computes too. The result
     # has the sampled tokens up to the first that differs from its draft, or one more than the drafts.
     drafts: list[list[int]] = []

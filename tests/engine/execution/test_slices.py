@@ -15,7 +15,7 @@ from conveyor_engine.tasks.generate.execution import slices
 from conveyor_engine.tasks.generate.execution.sight import Sight
 from conveyor_engine.wire.pictures import Picture, PictureSpan, PlacedPicture, encode_pictures
 from conveyor_engine.wire.request import FinishReason
-from conveyor_engine.wire.step import WantedPicture
+from conveyor_engine.wire.step import StepPlan, WantedPicture
 
 GetSeeing = Callable[[str], SeeingReference]
 
@@ -33,8 +33,8 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> GetSeeing:
 @pytest.fixture
 def _thin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each slice one function of torch, and encode nothing beside rows."""
-    monkeypatch.setattr(slices, "SHARE", 1e-9)
-    monkeypatch.setattr(slices, "_ALONE_SECONDS", 1e-9)
+    for name in ("SHARE", "FIRST_SHARE", "_ALONE_SECONDS"):
+        monkeypatch.setattr(slices, name, 1e-9)
 
 
 def count_encoders() -> int:
@@ -154,8 +154,8 @@ def test_no_image_is_encoded_twice_because_too_many_wait_for_their_steps(
     seeing: GetSeeing, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
 ) -> None:
     """The cache has room for one image, or for all. Steps compute an image in several chunks."""
-    monkeypatch.setattr(slices, "_ALONE_SECONDS", 10.0)
-    monkeypatch.setattr(slices, "SHARE", 100.0)
+    for name in ("SHARE", "FIRST_SHARE", "_ALONE_SECONDS"):
+        monkeypatch.setattr(slices, name, 100.0)
     of_kind = seeing("qwen3_vl")
     core = of_kind.make_core(max_num_batched_tokens=8)
     assert of_kind.runner._sight is not None
@@ -197,6 +197,14 @@ class SlowSight:
         return num_places < 10
 
 
+def make_plan(*wanted: WantedPicture, is_first: bool = False) -> StepPlan:
+    return StepPlan(0, [], [], [0], [3], [1], [1], 1, wanted_pictures=list(wanted), images_first=is_first)
+
+
+def make_wanted(digest: bytes) -> WantedPicture:
+    return WantedPicture(digest, 1, encode_pictures([PlacedPicture(PictureSpan(0, 1, digest), Picture(1, {}))]))
+
+
 def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_grown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,20 +212,30 @@ def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_gr
     monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
     monkeypatch.setattr(slices, "SHARE", 0.25)
     encoder = slices.SlicedEncoder(sight)
-    picture = Picture(1, {})
-    placed = PlacedPicture(PictureSpan(0, 1, b"digest"), picture)
-    wanted = [WantedPicture(b"digest", 1, encode_pictures([placed]))]
+    plan = make_plan(make_wanted(b"digest"))
     passed = []
-    while not encoder.encode(wanted, [], 1.0):
+    while not encoder.encode(plan, 1.0):
         passed.append(sight.now)
     assert passed[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 3]
     assert sight.now == 10
     assert sight.kept == [b"digest"]
 
 
+def test_images_that_go_first_get_more_than_the_step_until_one_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    encoder = slices.SlicedEncoder(sight)
+    plan = make_plan(make_wanted(b"one"), make_wanted(b"two"), is_first=True)
+    passed = []
+    for _ in range(6):
+        encoder.encode(plan, 1.0)
+        passed.append((sight.now, len(sight.kept)))
+    assert passed == [(4, 0), (8, 0), (10, 1), (14, 1), (18, 1), (20, 2)]
+
+
 def test_a_later_image_does_not_overtake_one_that_waits_for_room() -> None:
     sight: Any = SlowSight()
     large, small = (WantedPicture(name, size, b"") for name, size in ((b"large", 10), (b"small", 1)))
     encoder = slices.SlicedEncoder(sight)
-    assert encoder.encode([large, small], [], None) == []
+    assert encoder.encode(make_plan(large, small), None) == []
     assert sight.now == 0

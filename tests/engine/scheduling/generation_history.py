@@ -270,7 +270,7 @@ class History(SchedulerHistory):
             num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits + drafts
             assert request.num_computed_tokens <= computed < computed + num_tokens <= num_known
             assert computed + num_tokens == request.num_scheduled_tokens
-            if (picture := request.next_picture) is not None and self.scheduler._batch._encodes_beside:
+            if (picture := request.next_picture) is not None and self.scheduler._batch._image_turns:
                 assert computed + num_tokens <= picture.start, "it waits for its image"
             assert num_logits == (computed + num_tokens == num_known) + drafts
             assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"

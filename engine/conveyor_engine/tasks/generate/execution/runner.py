@@ -321,7 +321,7 @@ class GenerateRunner(Runner):
         assert self._sliced is not None
         result = read()
         step_seconds = None if began is None else time.perf_counter() - began
-        encoded = self._sliced.encode(plan.wanted_pictures, plan.held_pictures, step_seconds)
+        encoded = self._sliced.encode(plan, step_seconds)
         return msgspec.structs.replace(result, encoded=encoded)
 
     def _sample(

@@ -7,7 +7,7 @@ the runner gives it time again. The two threads never compute at the same time.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 from conveyor_engine.tasks.generate.execution.sight import Features, Sight
 from conveyor_engine.wire.pictures import decode_pictures
-from conveyor_engine.wire.step import WantedPicture
+from conveyor_engine.wire.step import StepPlan, WantedPicture
 
 # Seconds of encoding after a step, for each second of the step: for each picture that is waited for, and at most.
 SHARE: Final = 0.2
 _SHARE_MAX: Final = 1.0
+FIRST_SHARE: Final = 4.0  # of pictures that go first. The slice then ends with a picture, so that its request goes on
 _ALONE_SECONDS: Final = 0.02  # of encoding in a step without rows: what a new request waits for at most
 _log = logging.getLogger(__name__)
 
@@ -34,19 +35,20 @@ class SlicedEncoder:
         self._digest = b""  # of the picture that the call encodes
         self._seconds = 0.0  # negative after a slice that took longer: one function of torch is never cut
 
-    def encode(self, wanted: Sequence[WantedPicture], held: Sequence[bytes], step_seconds: float | None) -> list[bytes]:
-        """Encode wanted pictures for a share of the step's time. Returns the digests of those that are done.
+    def encode(self, plan: StepPlan, step_seconds: float | None) -> list[bytes]:
+        """Encode the plan's pictures for a share of the step's time. Returns the digests of those that are done.
 
-        held: pictures that are done and still needed. None is begun whose features would take the place of theirs.
-        step_seconds: None: the step has no rows. A picture whose encoding raises counts as done: the step of its tokens
-        encodes it again, and fails with its request.
+        None is begun whose features would take the place of held ones. A picture whose encoding raises counts as done:
+        the step of its tokens encodes it again, and fails with its request. step_seconds: None: the step has no rows.
         """
-        share = min(_SHARE_MAX, SHARE * len(wanted))
+        wanted = plan.wanted_pictures
+        share = FIRST_SHARE if plan.images_first else min(_SHARE_MAX, SHARE * len(wanted))
         self._seconds = _ALONE_SECONDS if step_seconds is None else min(0.0, self._seconds) + share * step_seconds
         if self._call is not None and self._digest not in {each.digest for each in wanted}:
             self._call.cancel()
             self._call = None
-        done = {digest for digest in (*held, *(each.digest for each in wanted)) if self._sight.has_kept(digest)}
+        needed = (*plan.held_pictures, *(each.digest for each in wanted))
+        done = {digest for digest in needed if self._sight.has_kept(digest)}
         for each in wanted:
             if each.digest in done:
                 continue
@@ -54,6 +56,8 @@ class SlicedEncoder:
                 break  # a smaller one must not overtake it again and again
             if self._go_on(each):
                 done.add(each.digest)
+                if plan.images_first and plan.rows:
+                    break
         return [each.digest for each in wanted if each.digest in done]
 
     def _go_on(self, wanted: WantedPicture) -> bool:
