@@ -121,16 +121,14 @@ $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ 
 # function that torch 2.11 deprecates.
 # Without the tests of the kernels in C, which depend on none of these packages; test_parity.py runs models with them.
 # Without those with "gguf" in their names, which need transformers 5.23 for the tokenizers; the engine says so.
-# CI leaves out what takes longest and what it tests with the newest versions: compiled kernels, and 8 bits in the interpreter.
 OLDEST_TESTS := tests/engine/execution tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/tasks/embed/test_embeddings.py \
 	tests/bench/test_commands.py::test_a_measurement_beside_sentence_transformers_runs
-OLDEST_LESS = $(if $(LESS),--ignore=tests/engine/execution/kernels/test_compiled.py --ignore=tests/engine/execution/attention/test_8_bit_cache.py)
 test-oldest: venv ## Run the tests of execution and of models' answers with the oldest torch, Triton, transformers and NumPy
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest $(SECOND_RUN) -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' \
 		-W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning' -m '$(SELECT)' -k 'not gguf' \
-		--ignore=tests/engine/execution/native $(OLDEST_LESS) $(OLDEST_TESTS)
+		--ignore=tests/engine/execution/native $(OLDEST_TESTS)
 
 test-oldest-slow: ## Run the slow tests of `make test-oldest`
 	@$(MAKE) --no-print-directory test-oldest SELECT='slow and $(CHOSEN)'

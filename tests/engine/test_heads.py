@@ -96,7 +96,12 @@ FP8 = {"quantization_config": {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
         "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}}},
 }}  # fmt: skip
-SITUATIONS = [*((name, "continuous") for name in NAMES), ("glm4_moe", "none"), ("qwen3_5_text", "dynamic")]
+FIRST = ["deepseek_v3", "qwen3_5_text", "eagle of llama"]
+SITUATIONS = [
+    *((name, "continuous") for name in FIRST),
+    *(pytest.param(name, "continuous", marks=pytest.mark.nightly) for name in NAMES if name not in FIRST),
+    *(("glm4_moe", "none"), ("qwen3_5_text", "dynamic")),
+]
 
 
 @pytest.mark.parametrize(("name", "mode"), SITUATIONS)
@@ -106,7 +111,7 @@ def test_a_head_guesses_as_it_is_defined_and_changes_no_greedy_token(models: Mod
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_5_text", "eagle of llama"])
+@pytest.mark.parametrize("name", FIRST)
 def test_preempted_requests_get_the_same_guesses_and_tokens(models: Models, name: str, prefix_caching: bool) -> None:
     model = models(name)
     core, guesses = make_core(model, num_kv_blocks=9, prefix_caching=prefix_caching)

@@ -21,7 +21,7 @@ def choose(tokens: int, per_token: int, num_experts: int = EXPERTS) -> torch.Ten
 
 @DTYPES
 @CASES
-@pytest.mark.parametrize("tokens", [1, 7, MANY_TOKENS])
+@pytest.mark.parametrize("tokens", [1, pytest.param(7, marks=pytest.mark.nightly), MANY_TOKENS])
 def test_each_token_is_multiplied_with_its_experts(
     dtype: torch.dtype, kind: Kind, group: int, form: Form, tokens: int
 ) -> None:

@@ -107,7 +107,13 @@ def assert_same(packed: Any, plain: Any, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVFP4", "FP8 blocks", "INT4"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("FP8 rows", "INT8", "AWQ", "GPTQ")),
+    ],
+)
 def test_experts_have_the_numbers_of_the_checkpoint_and_compute_with_them(tmp_path: Path, kind: str, name: str) -> None:
     """The two families name an expert's matrices differently."""
     change, settings = FORMATS[name]
@@ -117,7 +123,7 @@ def test_experts_have_the_numbers_of_the_checkpoint_and_compute_with_them(tmp_pa
     assert_same(*load_both(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["FP8 blocks", "FP8 rows"])
+@pytest.mark.parametrize("name", ["FP8 blocks", pytest.param("FP8 rows", marks=pytest.mark.nightly)])
 def test_experts_of_fp8_may_be_in_one_tensor(tmp_path: Path, name: str) -> None:
     save_tiny_model("qwen3_5_moe_text", tmp_path, hidden_size=64, moe_intermediate_size=64)
     stored = load_file(tmp_path / WEIGHTS)
@@ -136,7 +142,7 @@ def test_experts_of_fp8_may_be_in_one_tensor(tmp_path: Path, name: str) -> None:
     assert_same(*load_both(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("kind", [pytest.param("Q8_0", marks=pytest.mark.nightly), "Q4_K"])
 def test_experts_of_a_gguf_file_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Files may have other types for gate and for up."""
     write = gguf_files.write_tensor
