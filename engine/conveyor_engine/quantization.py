@@ -16,7 +16,7 @@ from conveyor_engine.model_files import MODEL_CARD, QUANTIZATION_FILES, read_obj
 
 # The methods whose layouts `execution.models.quantized.layouts` has, and `gguf`, whose files `gguf_weights` reads.
 RESTORED: Final = frozenset(
-    {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "awq", "gptq", "mxfp4", "bitsandbytes", "gguf"}
+    {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "quark", "awq", "gptq", "mxfp4", "bitsandbytes", "gguf"}
 )
 _DECLARING_KEYS: Final = ("quantization_config", "compression_config", "quantization")  # in config.json
 _METHODS: Final = {  # names of one method
@@ -31,6 +31,7 @@ _METHODS: Final = {  # names of one method
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
 _FP8_BITS, _FP4_BITS = 8, 4
 _OF_MODELOPT: Final = {"NVFP4": _FP4_BITS, "W4A16_NVFP4": _FP4_BITS}
+_OF_QUARK: Final = {"fp8_e4m3": _FP8_BITS, "fp4": _FP4_BITS}
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
 _BLOCKS: Final = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
@@ -45,18 +46,16 @@ class Declared:
 
     method: the format's name in transformers, such as `fp8`. name: its names in the declaration, such as `awq 4 bits`.
     file: where it is declared. problem: why this engine cannot restore it; empty if nothing in the declaration says so.
-    bits, group_size, zero_offset: of GPTQ, where the stored tensors do not show them. blocks: the rows and columns of a
-    block, if scales are for blocks. kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration
-    shows none. kept_on_gpus: the same for GPUs. is_mixed: whether the numbers have different bits, of which
-    `kept_on_gpus` are the most. is_ordered: whether a group's columns may lie anywhere (act-order).
+    zero_offset: what GPTQ's stored zero points lack. blocks: the rows and columns of a block, if scales are for blocks.
+    kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration shows none, or several.
+    kept_on_gpus: the same for GPUs. is_mixed: whether the numbers have different bits, of which `kept_on_gpus` are the
+    most. is_ordered: whether a group's columns may lie anywhere (act-order).
     """
 
     method: str
     name: str
     file: str
     problem: str = ""
-    bits: int = 0
-    group_size: int = 0
     zero_offset: int = 0
     blocks: tuple[int | None, int | None] = (None, None)
     kept_bits: int = 0
@@ -113,8 +112,6 @@ def read_declared(directory: Path) -> Declared | None:
         _describe(settings),
         file,
         problem,
-        bits=_read_number(settings, "bits"),
-        group_size=_read_number(settings, "group_size"),
         zero_offset=_GPTQ_FORMATS.get(checkpoint_format, 0),
         blocks=_read_blocks(method, settings),
         kept_bits=0 if is_ordered else kept,
@@ -161,7 +158,7 @@ def _find_problems(method: str, settings: Mapping[str, Any]) -> Iterator[str]:
     if method == "gptq":
         if str(settings.get("checkpoint_format", "gptq")) not in _GPTQ_FORMATS:
             yield f"only the layouts {' and '.join(_GPTQ_FORMATS)} of GPTQ are read"
-        if settings.get("bits") not in _GPTQ_BITS:
+        if any(each.get("bits") not in _GPTQ_BITS for each in (settings, *_find_exceptions(settings))):
             yield f"only {', '.join(map(str, _GPTQ_BITS))} bits of GPTQ are read"
     if method == "compressed-tensors":
         sparsity = settings.get("sparsity_config") or {}
@@ -169,6 +166,12 @@ def _find_problems(method: str, settings: Mapping[str, Any]) -> Iterator[str]:
             yield "sparse weights are not read"
         if settings.get("transform_config"):
             yield "weights for transformed activations are not read"
+
+
+def _find_exceptions(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return GPTQ's settings for modules that have bits of their own: GPTQModel's `dynamic`."""
+    found = [_object(_object(settings, "dynamic"), name) for name in _object(settings, "dynamic")]
+    return [each for each in found if "bits" in each]
 
 
 def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -189,7 +192,8 @@ def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
     if method == "compressed-tensors":
         found = {_find_whole_bits(method, each) for each in _list_kinds(settings)}
     else:
-        found = {_find_whole_bits(method, {**settings, "type": "int", "num_bits": settings.get("bits", 4)})}
+        every = (settings, *({**settings, **each} for each in _find_exceptions(settings)))
+        found = {_find_whole_bits(method, {**each, "type": "int", "num_bits": each.get("bits", 4)}) for each in every}
     return max(found) if len(found) == 1 else 0
 
 
@@ -217,6 +221,10 @@ def _list_gpu_bits(method: str, settings: Mapping[str, Any]) -> set[int]:
         layers = _object(settings, "quantized_layers")
         named = {_object(layers, name).get("quant_algo") for name in layers} or {settings.get("quant_algo")}
         return {_OF_MODELOPT.get(str(each), _FP8_BITS if str(each).startswith("FP8") else 0) for each in named}
+    if method == "quark":
+        layers = _object(settings, "layer_quant_config")
+        every = (_object(settings, "global_quant_config"), *(_object(layers, name) for name in layers))
+        return {_OF_QUARK.get(str(_object(each, "weight").get("dtype")), 0) for each in every}
     return {_FP4_BITS if method == "mxfp4" else _FP8_BITS if method in ("fp8", "fbgemm_fp8") else 0}
 
 
@@ -234,11 +242,6 @@ def _list_kinds(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = settings.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _read_number(settings: Mapping[str, Any], key: str) -> int:
-    number = settings.get(key)
-    return number if type(number) is int and number > 0 else 0
 
 
 def _find_base(directory: Path) -> str | None:

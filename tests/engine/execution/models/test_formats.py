@@ -60,6 +60,53 @@ def test_a_weight_has_its_shape_before_its_numbers_are_read(tmp_path: Path, name
     assert torch.equal(found.read(), weight[...])
 
 
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_each_weight_of_gptq_has_bits_of_its_own(tmp_path: Path, has_groups: bool) -> None:
+    """GPTQModel's `dynamic`: the stored zero points show how many bits a weight has, and its scales the groups."""
+    tensors, expected = {}, {}
+    for bits in (3, 4, 8):
+        expected[f"model.of{bits}.weight"] = prepare(tmp_path, f"gptq_{bits}")
+        for name, tensor in load_file(tmp_path / "model.safetensors").items():
+            if has_groups or not name.endswith("g_idx"):
+                tensors[name.replace("proj", f"of{bits}")] = tensor
+    save_file(tensors, tmp_path / "model.safetensors")
+    exceptions = {r"+:.*\.of3": {"bits": 3}, r"+:.*\.of8": {"bits": 8, "group_size": 32}, r"-:.*\.lm_head": {}}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "dynamic": exceptions}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    restoring = restore(tmp_path)
+    assert set(restoring.tensors) == set(expected)
+    for name, weight in expected.items():
+        torch.testing.assert_close(restoring.tensors[name][...], weight, rtol=2e-3, atol=2e-5)
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert (declared.kept_bits, declared.kept_on_gpus) == (0, 0), "not all have the same"
+    exceptions[r"+:.*\.of5"] = {"bits": 5}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert declared.problem == "only 2, 3, 4, 8 bits of GPTQ are read"
+
+
+@pytest.mark.parametrize(("name", "bits"), [("quark_mxfp4", 4), ("quark_fp8", 8), ("quark_int8", 0)])
+def test_gpus_keep_the_numbers_of_quark_if_they_know_those_of_all_layers(tmp_path: Path, name: str, bits: int) -> None:
+    prepare(tmp_path, name)
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert (declared.kept_bits, declared.kept_on_gpus) == (0, bits)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["layer_quant_config"] = {"*down_proj": {"weight": {"dtype": "int8"}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert declared.kept_on_gpus == 0
+
+
+def test_groups_of_gptq_that_do_not_fit_are_found() -> None:
+    parts = {"qweight": torch.zeros(4, 32, dtype=torch.int32), "qzeros": torch.zeros(3, 4, dtype=torch.int32)}
+    with pytest.raises(ValueError, match="3 groups do not fit 32 columns"):
+        LAYOUTS["gptq"][0].restore(parts | {"scales": torch.ones(3, 32)}, Declared("gptq", "gptq", "config.json"))
+
+
 def test_modelopt_s_nvfp4_is_that_of_compressed_tensors_with_an_inverted_scale(tmp_path: Path) -> None:
     expected = prepare(tmp_path, "ct_nvfp4")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -241,7 +288,7 @@ DAMAGED_PARTS: dict[str, tuple[str, int, dict[str, torch.Tensor], str]] = {
 def test_damage_is_described(name: str) -> None:
     method, number, parts, problem = DAMAGED_PARTS[name]
     with pytest.raises(ValueError, match=problem):
-        LAYOUTS[method][number].restore(parts, Declared(method, method, "config.json", bits=4))
+        LAYOUTS[method][number].restore(parts, Declared(method, method, "config.json"))
 
 
 def test_packed_columns_without_an_order_have_the_group_minus_1() -> None:

@@ -138,8 +138,8 @@ def _read_nvfp4(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
 def _read_mxfp4(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     """Powers of two are exact in bfloat16."""
-    end = "_packed" if "_packed" in parts else "_blocks"
-    scales = read_exponents(parts["_scale" if end == "_packed" else "_scales"][...]).flatten(0, -2)
+    end = next(end for end in ("_packed", "_blocks", "") if end in parts)
+    scales = read_exponents(parts["_scales" if end == "_blocks" else "_scale"][...]).flatten(0, -2)
     grid = _make_grid(4, scales.to(torch.bfloat16), None, columns, partial(_read_fp4, parts[end]))
     return grid and replace(grid, is_float=True)
 
@@ -178,7 +178,8 @@ def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
 
 def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
-    scales, bits = parts["scales"][...], declared.bits
+    scales = parts["scales"][...]
+    bits = _find_gptq_bits(parts)
     order = _find_order(parts["g_idx"][...], columns, len(scales)) if "g_idx" in parts else None
     zeros = unpack_words(parts["qzeros"][...], bits, scales.shape[-1]) + declared.zero_offset
     is_symmetric = bool((zeros == 1 << bits - 1).all())
@@ -188,6 +189,10 @@ def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
     grid = _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns, read)
     return grid and replace(grid, order=order)
+
+
+def _find_gptq_bits(parts: _Parts) -> int:
+    return find_bits(parts["qzeros"].shape[-1], parts["scales"].shape[-1])
 
 
 def _find_order(groups: Tensor, columns: int, count: int) -> Tensor | None:
@@ -229,7 +234,7 @@ _READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
     restore_awq: _Reader(_read_awq, lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0])),
     restore_gptq: _Reader(
         _read_gptq,
-        lambda parts, declared: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // declared.bits),
+        lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // _find_gptq_bits(parts)),
     ),
     restore_nvfp4: _Reader(_read_nvfp4, _find_fp4_shape),
     restore_mxfp4: _Reader(_read_mxfp4, _find_fp4_shape),

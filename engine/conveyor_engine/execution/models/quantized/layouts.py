@@ -115,14 +115,16 @@ def unpack_awq(words: Tensor, rows: int) -> Tensor:
 
 def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
     """GPTQ: 2, 3, 4 or 8 bits, packed along the columns; version 1 stores zero points less 1."""
-    scales = parts["scales"].to(torch.float32)
-    bits, words = declared.bits, parts["qweight"]
+    scales, words = parts["scales"].to(torch.float32), parts["qweight"]
+    bits = find_bits(parts["qzeros"].shape[-1], scales.shape[-1])
     columns = words.shape[0] * _WORD_BITS // bits
     numbers = unpack_words(words.t(), bits, columns).to(torch.float32)
     zeros = unpack_words(parts["qzeros"], bits, scales.shape[-1]).to(torch.float32) + declared.zero_offset
     groups = parts.get("g_idx")
     if groups is None:
-        groups = torch.arange(columns) // (declared.group_size or columns)
+        if columns % len(scales):
+            raise ValueError(f"{len(scales)} groups do not fit {columns} columns")
+        groups = torch.arange(columns) // (columns // len(scales))
     groups = _check_groups(groups, columns)
     return numbers.sub_(zeros[groups].t()).mul_(scales[groups].t())
 
@@ -142,8 +144,8 @@ def read_whole_scale(parts: Parts) -> Tensor:
 
 
 def restore_mxfp4(parts: Parts, declared: Declared) -> Tensor:
-    """compressed-tensors' `mxfp4-pack-quantized`: a power of two for 32 columns."""
-    numbers = read_fp4(parts["_packed"])
+    """MXFP4 of compressed-tensors and Quark: a power of two for 32 columns."""
+    numbers = read_fp4(parts["_packed"] if "_packed" in parts else parts[""])
     return numbers.mul_(spread(read_exponents(parts["_scale"]), numbers.shape))
 
 
@@ -207,6 +209,7 @@ _PACKED: Final = Layout(restore_packed, "_packed", _WORDS, ("_scale", "_shape"),
 _NVFP4: Final = Layout(restore_nvfp4, "", _BYTES, ("_scale", "_scale_2"))
 _NVFP4_PACKED: Final = Layout(restore_nvfp4, "_packed", _BYTES, ("_scale", "_global_scale"))
 _MXFP4_PACKED: Final = Layout(restore_mxfp4, "_packed", _BYTES, ("_scale",))
+_MXFP4: Final = Layout(restore_mxfp4, "", _BYTES, ("_scale",))
 _MXFP4_EXPERTS: Final = Layout(restore_mxfp4_experts, "_blocks", _BYTES, ("_scales",), is_turned=True)
 _AWQ: Final = Layout(restore_awq, "qweight", _WORDS, ("qzeros", "scales"), plain="weight")
 _GPTQ: Final = Layout(restore_gptq, "qweight", _WORDS, ("qzeros", "scales"), ("g_idx",), plain="weight")
@@ -228,6 +231,7 @@ LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = {
     "fbgemm_fp8": (_SCALED,),
     "modelopt": (_NVFP4, _SCALED),
     "compressed-tensors": (_PACKED, _NVFP4_PACKED, _MXFP4_PACKED, _SCALED),
+    "quark": (_MXFP4, _SCALED),
     "awq": (_AWQ,),
     "gptq": (_GPTQ,),
     "mxfp4": (_MXFP4_EXPERTS,),

@@ -46,7 +46,9 @@ def look_up_fp4(numbers: Tensor) -> Tensor:
 
 
 def read_exponents(stored: Tensor) -> Tensor:
-    """Return powers of two in float32 from E8M0 numbers, stored as such or as uint8. 255 means NaN."""
+    """Return powers of two in float32 from E8M0 numbers, also stored as uint8. 255 means NaN. Raises ValueError."""
+    if stored.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(f"scales are {stored.dtype}, and no powers of two")
     exponents = stored.view(torch.uint8).to(torch.float32) - 127
     return torch.where(exponents == 128, torch.nan, torch.exp2(exponents))
 

@@ -2,8 +2,8 @@
 
     python make.py FOLDER_OF_AUTOAWQ_AND_AUTO_GPTQ
 
-Run by hand, with compressed-tensors 0.20.1, bitsandbytes 0.50.2, transformers 5.23.0, and the unpacked packages
-autoawq 0.2.9 and auto-gptq 0.7.1, of which only the files that pack are used. The engine needs none of them.
+Run by hand, with compressed-tensors 0.20.1, bitsandbytes 0.50.2, transformers 5.23.0, amd-quark 0.13, and the unpacked
+packages autoawq 0.2.9 and auto-gptq 0.7.1, of which only the files that pack are used. The engine needs none of them.
 Each file has the stored tensors under `model.proj.`, the library's restored weight as `expected`, and in its metadata
 the entry `quantization_config` of config.json.
 """
@@ -11,11 +11,12 @@ the entry `quantization_config` of config.json.
 import importlib.util
 import json
 import sys
+import tempfile
 import types
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 OTHERS = Path(sys.argv[1])
@@ -182,6 +183,36 @@ def make_transformers():
     save("mxfp4_experts", stored, expected, {"quant_method": "mxfp4"})
 
 
+def make_quark():
+    """Quark quantizes whole models. `expected` is what its layer makes of each unit vector."""
+    from quark.torch import ModelQuantizer, export_safetensors
+    from quark.torch.quantization.config import config as specs
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": COLUMNS, "intermediate_size": COLUMNS, "head_dim": ROWS, "vocab_size": 64}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    cases = {
+        "quark_mxfp4": specs.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False),
+        "quark_fp8": specs.FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False),
+        "quark_int8": specs.Int8PerChannelSpec(
+            symmetric=False, scale_type="float", round_method="half_even", ch_axis=0, is_dynamic=False
+        ),
+    }
+    for name, spec in cases.items():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **counts)).eval()
+        layer = specs.QLayerConfig(weight=spec.to_quantization_spec())
+        quantizer = ModelQuantizer(specs.QConfig(global_quant_config=layer, exclude=["lm_head"]))
+        model = quantizer.freeze(quantizer.quantize_model(model, [torch.arange(16)[None]]))
+        with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+            export_safetensors(model, directory)
+            config = json.loads((Path(directory) / "config.json").read_text())["quantization_config"]
+            path = "model.layers.0.self_attn.q_proj"
+            tensors = load_file(Path(directory) / "model.safetensors")
+            stored = {key.removeprefix(f"{path}."): tensors[key] for key in tensors if key.startswith(path)}
+            save(name, stored, model.get_submodule(path)(torch.eye(COLUMNS)).t(), config)
+
+
 if __name__ == "__main__":
-    for make in (make_compressed_tensors, make_transformers, make_awq, make_gptq, make_bitsandbytes):
+    for make in (make_compressed_tensors, make_transformers, make_awq, make_gptq, make_bitsandbytes, make_quark):
         make()
