@@ -112,7 +112,7 @@ test-all: ## Run the tests of `make test` and the slow ones
 test-nightly: ## Run further variants of other tests
 	@$(MAKE) --no-print-directory test SELECT=nightly
 
-nightly: test-slow test-nightly test-oldest test-oldest-slow test-oldest-nightly console e2e fresh fresh-try arm64 ## Run what CI leaves out: slow and nightly tests and stories, the console in a browser, and the set-up in a bare Debian
+nightly: test-slow test-nightly test-oldest test-oldest-slow test-oldest-nightly e2e fresh fresh-try arm64 ## Run what CI leaves out: slow and nightly tests and stories, the oldest versions, and the set-up in a bare Debian
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ tests/release/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
@@ -245,7 +245,7 @@ demo-env: ## Print the commands that let a new terminal use the cluster: eval "$
 demo-down: cluster-down ## Remove every trace of the demo
 
 console: venv tools ## Use the console in headless Chromium, and take pictures of it in build/console; needs node, and downloads Chromium once
-	.venv/bin/pytest -m brings_browser tests/console
+	.venv/bin/pytest $(SECOND_RUN) -m brings_browser tests/console
 
 bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) -m conveyor_bench gateway
