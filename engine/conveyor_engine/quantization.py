@@ -219,8 +219,8 @@ def _list_gpu_bits(method: str, settings: Mapping[str, Any]) -> set[int]:
         return {_find_whole_bits(method, each) or _find_float_bits(each) for each in _list_kinds(settings)}
     if method == "modelopt":
         layers = _object(settings, "quantized_layers")
-        named = {_object(layers, name).get("quant_algo") for name in layers} or {settings.get("quant_algo")}
-        return {_OF_MODELOPT.get(str(each), _FP8_BITS if str(each).startswith("FP8") else 0) for each in named}
+        named = {str(_object(layers, name).get("quant_algo")) for name in layers} or {str(settings.get("quant_algo"))}
+        return {_OF_MODELOPT.get(each, _FP8_BITS if each.startswith("FP8") else 0) for each in named}
     if method == "quark":
         layers = _object(settings, "layer_quant_config")
         every = (_object(settings, "global_quant_config"), *(_object(layers, name) for name in layers))

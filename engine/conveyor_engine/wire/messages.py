@@ -65,7 +65,7 @@ class Add(_Message):
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> Self:
         """Make the message. Consecutive requests with the same prompt objects become choices of one prompt."""
-        groups = [list(group) for _, group in groupby(requests, _prompt_key)]
+        groups = [list(group) for _, group in groupby(requests, prompt_key)]
         return cls(
             [
                 Prompt(
@@ -125,7 +125,8 @@ class Add(_Message):
         return requests
 
 
-def _prompt_key(request: EngineRequest) -> tuple[int, int, int]:
+def prompt_key(request: EngineRequest) -> tuple[int, int, int]:
+    """Return what choices of one prompt have in common: they share these objects."""
     return id(request.prompt_token_ids), id(request.payload), request.payload_cost
 
 

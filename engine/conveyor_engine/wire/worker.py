@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded, RequestError, Unavailable, UnknownModel
 from conveyor_engine.wire.frames import encode_frame
-from conveyor_engine.wire.messages import Add
+from conveyor_engine.wire.messages import Add, prompt_key
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 _ERRORS: dict[str, type[RequestError]] = {
@@ -38,8 +38,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         prediction that they share.
         """
         sizes = {each.request_id: len(each.prompt_token_ids) for each in requests}
-        for payload, choices in groupby(requests, lambda each: each.payload):  # choices of one prompt share its payload
-            sizes[next(choices).request_id] += len(payload) // 4
+        for _, choices in groupby(requests, prompt_key):  # one payload is sent for the choices of a prompt
+            first = next(choices)
+            sizes[first.request_id] += len(first.payload) // 4
         sizes[requests[0].request_id] += grammar_bytes // 4 + len(requests[0].prediction)
         return cls(sizes, encode_frame(Add.of(requests)), requests[0].adapter)
 

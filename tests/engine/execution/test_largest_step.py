@@ -46,20 +46,30 @@ def test_a_step_that_does_not_fit_names_the_settings(peak: Callable[[int], None]
 
 
 @pytest.mark.parametrize(
-    ("budget", "lengths"),
-    [(50, [CONTEXT_TOKENS]), (150, [CONTEXT_TOKENS, CONTEXT_TOKENS, 22]), (900, [CONTEXT_TOKENS] * 4)],
+    ("budget", "more", "lengths"),
+    [
+        (50, 0, [CONTEXT_TOKENS]),
+        (150, 0, [CONTEXT_TOKENS, CONTEXT_TOKENS, 22]),
+        (900, 0, [CONTEXT_TOKENS] * 4),
+        (900, 24, [CONTEXT_TOKENS] * 5 + [32]),
+    ],
 )
 def test_the_largest_step_of_a_model_that_embeds_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: Callable[[int], None], budget: int, lengths: list[int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    peak: Callable[[int], None],
+    budget: int,
+    more: int,
+    lengths: list[int],
 ) -> None:
-    """The longest prompt runs alone if it exceeds the budget. There are four rows."""
+    """The longest prompt runs alone if it exceeds the budget. There are four rows, which may each bring a query."""
     save_encoder("bert", tmp_path)
     runner = make_core(tmp_path, max_num_batched_tokens=budget).executor
     assert isinstance(runner, PoolRunner)
     ran: list[int] = []
     config = EngineConfig(model=str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=budget)
     monkeypatch.setattr(runner, "_compute", lambda prompts: ran.extend(len(prompt.token_ids) for prompt in prompts))
-    runner.find_step_bytes(RunnerStart(config, Placement(CUDA), print, TEXT_ENCODER))
+    runner.find_step_bytes(RunnerStart(config, Placement(CUDA), print, TEXT_ENCODER), more_tokens=more)
     assert ran == lengths
 
 

@@ -120,9 +120,15 @@ def test_a_frame_that_the_end_of_the_stream_cuts_off_is_dropped(num_cut: int) ->
     assert payloads == [Heartbeat(0.5), LoadingLine("event=x")][: 1 if num_cut else 2]
 
 
-def test_the_payload_of_a_prompt_counts_once_for_all_its_choices() -> None:
-    payloads = {"a0": b"x" * 4000, "a1": b"x" * 4000, "b": b"y" * 400, "c": b""}
+def test_payloads_count_as_often_as_they_are_sent() -> None:
+    """Choices of one prompt share its payload. Prompts with equal payloads do not."""
+    prompt, payload = [1, 2], b"x" * 4000
     requests = [
-        EngineRequest(request_id=name, prompt_token_ids=[1, 2], payload=payload) for name, payload in payloads.items()
+        EngineRequest(request_id="a0", prompt_token_ids=prompt, payload=payload),
+        EngineRequest(request_id="a1", prompt_token_ids=prompt, payload=payload),
+        EngineRequest(request_id="b", prompt_token_ids=[1, 2], payload=bytes(payload)),
+        EngineRequest(request_id="c", prompt_token_ids=[1, 2]),
     ]
-    assert Part.of(requests, grammar_bytes=40).num_tokens_of == {"a0": 1012, "a1": 2, "b": 102, "c": 2}
+    part = Part.of(requests, grammar_bytes=40)
+    assert part.num_tokens_of == {"a0": 1012, "a1": 2, "b": 1002, "c": 2}
+    assert 8000 < len(part.add) < 9000

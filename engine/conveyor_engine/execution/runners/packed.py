@@ -72,25 +72,24 @@ class PackedRunner(Runner, ABC):
         """Yield the payload of each prompt, computed on the host; empty if the result is not finite."""
 
     def find_step_bytes(
-        self, start: RunnerStart, payload: bytes = b"", num_logits: int = 0, result_bytes: int = 0
+        self, start: RunnerStart, payload: bytes = b"", num_logits: int = 0, result_bytes: int = 0, more_tokens: int = 0
     ) -> int:
         """Return the memory of the largest step. Raises ModelError if it does not fit.
 
         payload: of each of its requests. num_logits: tokens whose logits are in memory at once. result_bytes: of the
-        largest results, which the step that is measured does not have.
+        largest results, which the step that is measured does not have. more_tokens: what a row may add to its prompt.
         """
         facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
         settings = f"{settings}, or `max_num_seqs`" if result_bytes else settings
         longest = facts.max_model_len  # a prompt of this length may be a step of its own
-        num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
+        num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * (longest + more_tokens)))
         lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
         prompts = [AdmittedRow.of(row, [0] * length, [], None, payload) for row, length in enumerate(lengths)]
         step_bytes = start.find_step_bytes(
             self.model, num_tokens, settings, lambda: self._compute(prompts), num_logits=num_logits
         )
         step_bytes += result_bytes
-        missing = result_bytes if self.device.type == "cuda" else step_bytes
-        if missing > machine.free_memory_bytes(self.device):
+        if step_bytes > machine.free_memory_bytes(self.device):
             raise too_large(f"{num_tokens} tokens", settings)
         return step_bytes
 

@@ -101,6 +101,15 @@ def test_gpus_keep_the_numbers_of_quark_if_they_know_those_of_all_layers(tmp_pat
     assert declared.kept_on_gpus == 0
 
 
+@pytest.mark.parametrize("settings", [{"quant_algo": ["FP8"]}, {"quantized_layers": {"a": {"quant_algo": {}}}}])
+def test_algorithms_that_are_no_names_are_those_of_another_format(tmp_path: Path, settings: dict[str, object]) -> None:
+    config = {"quantization_config": {"quant_method": "modelopt", **settings}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    declared = read_declared(tmp_path)
+    assert declared is not None
+    assert declared.kept_on_gpus == 0
+
+
 def test_groups_of_gptq_that_do_not_fit_are_found() -> None:
     parts = {"qweight": torch.zeros(4, 32, dtype=torch.int32), "qzeros": torch.zeros(3, 4, dtype=torch.int32)}
     with pytest.raises(ValueError, match="3 groups do not fit 32 columns"):

@@ -94,6 +94,8 @@ def test_limits_of_the_request_cut_and_too_long_pairs_are_refused(tmp_path: Path
     with pytest.raises(InvalidRequest, match="maximum context length is 50") as refused:
         prepare(core, tmp_path, "rerank", **long)
     assert refused.value.param == "documents[0]"
+    (request,) = requests_of(prepare(core, tmp_path, "rerank", truncate_prompt_tokens=-1, **long))
+    assert len(request.prompt_token_ids) == 50 - 24, "the request truncates"
 
 
 def test_a_document_without_vectors_scores_0() -> None:

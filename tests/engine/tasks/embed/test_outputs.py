@@ -28,7 +28,8 @@ from conveyor_engine.errors import InvalidRequest, ModelError
 from conveyor_engine.execution import machine
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.embed.execution import heads, pooling
-from conveyor_engine.tasks.embed.facts import TOO_DENSE, EmbeddingFacts, PoolingParams
+from conveyor_engine.tasks.embed.execution.pooling import encode_splade
+from conveyor_engine.tasks.embed.facts import SPARSE_NUMBERS_MAX, TOO_DENSE, EmbeddingFacts, PoolingParams
 from conveyor_engine.tasks.embed.preparing.tokens import check_output, encode_tokens
 from conveyor_engine.text.tokenizer import Tokenizer, Truncation
 from conveyor_engine.wire.request import EngineRequest
@@ -250,12 +251,20 @@ def test_a_sparse_vector_with_too_many_numbers_is_not_sent(tmp_path: Path, monke
             assert distance([sparse_of(payload, len(row))], [row]) < 1e-4
 
 
-def test_the_largest_step_has_all_sparse_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_splade("bert", tmp_path)
+@pytest.mark.parametrize("named", [True, False])
+def test_the_largest_step_has_all_sparse_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """A model that is sparse by its class alone does not become another one."""
+    write_splade("bert", tmp_path, named=named)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 80 << 20)
     make_core(tmp_path, max_num_batched_tokens=8192, max_num_seqs=8)
     with pytest.raises(ModelError, match=r"lower .*max_num_seqs"):  # 16 bytes for each of 384 tokens
         make_core(tmp_path, max_num_batched_tokens=8192, max_num_seqs=8192)
+
+
+def test_numbers_that_are_not_finite_are_no_fault_of_the_client() -> None:
+    count = SPARSE_NUMBERS_MAX + 1
+    weights = np.full(count, np.nan, np.float32).view(np.int32)
+    assert encode_splade(np.concatenate((np.arange(count, dtype=np.int32), weights))) == b""
 
 
 def test_a_masked_model_without_its_head_still_embeds(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from conveyor_engine.model_files import SENTENCE_MODULES
 from conveyor_engine.tasks.embed.execution.image_runner import DualRunner
 from conveyor_engine.tasks.embed.execution.text_runner import PoolRunner
 from conveyor_process.log import quote
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 def _build(config: EngineConfig, placement: Placement, progress: Progress) -> Executor:
@@ -26,6 +27,8 @@ def _build(config: EngineConfig, placement: Placement, progress: Progress) -> Ex
     try:
         return PoolRunner(config, placement, progress, kind)
     except ModelError as error:
+        if error.reason is FailureReason.OUT_OF_MEMORY:
+            raise
         # Only the class in config.json says that it makes sparse vectors. It embeds without its head too.
         progress(f"event=sparse_vectors_off reason={quote(str(error))}")
         return PoolRunner(config, placement, progress, TEXT_ENCODER)

@@ -74,7 +74,8 @@ def encode_splade(found: npt.NDArray[np.int32]) -> bytes:
     """Encode what `heads.SpladeHead` makes of one text. Returns `TOO_DENSE` if it has too many numbers."""
     middle = len(found) // 2
     weights = found[middle:].view(np.float32)
-    return TOO_DENSE if middle > SPARSE_NUMBERS_MAX else encode_sparse(found[:middle], weights)
+    is_too_dense = middle > SPARSE_NUMBERS_MAX and np.isfinite(weights).all()
+    return TOO_DENSE if is_too_dense else encode_sparse(found[:middle], weights)
 
 
 def _encode(vector: npt.NDArray[np.float32], params: PoolingParams) -> bytes:

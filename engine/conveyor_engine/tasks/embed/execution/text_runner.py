@@ -69,13 +69,16 @@ class PoolRunner(PackedRunner):
         self.facts = msgspec.structs.replace(self.facts, of_task=embedding.encode())
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
         progress(f"event=outputs_chosen outputs={','.join(embedding.outputs)}")
-        step_bytes = self._find_largest(start, vocab_size)
+        step_bytes = self._find_largest(start, vocab_size, tokens)
         progress(f"event=largest_step_fits mib={step_bytes / 2**20:.0f}")
 
-    def _find_largest(self, start: RunnerStart, vocab_size: int) -> int:
+    def _find_largest(self, start: RunnerStart, vocab_size: int, tokens: TokenVectors | None) -> int:
         """Return the memory of the largest step. Raises ModelError if it does not fit."""
         if self._splade is None:
-            return self.find_step_bytes(start, PoolingParams(output="embed_all").encode())
+            payload, longest = PoolingParams(output="embed_all").encode(), self.facts.max_model_len
+            query = tokens.encodings.get("query") if tokens else None
+            of_query = max(query.num_tokens, query.max_tokens or longest) if query else 0
+            return self.find_step_bytes(start, payload, more_tokens=min(of_query, longest))
         payload = PoolingParams(output="embed_sparse").encode()
         result_bytes = _SPARSE_BYTES * min(vocab_size, SPARSE_NUMBERS_MAX) * self.facts.max_num_seqs
         return self.find_step_bytes(start, payload, self._splade.chunk_tokens, result_bytes)

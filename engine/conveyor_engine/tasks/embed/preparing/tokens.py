@@ -95,7 +95,8 @@ def encode_pairs(
     prompts, most = [], max(job.facts.max_model_len, job.facts.max_num_batched_tokens)
     for index, (query, text) in enumerate(zip(queries, comparison.second, strict=True)):
         param, of_query = comparison.params[1].format(index), len(query.token_ids)
-        token_ids, params = encode("document", text, param, cut)
+        how = cut and Truncation(max(1, min(cut.max_tokens, most - of_query)), cut.side)
+        token_ids, params = encode("document", text, param, how)
         if len(token_ids) + of_query > most:  # both are in one step
             raise too_long(len(token_ids) + of_query, most, param)
         payload = msgspec.structs.replace(params, query=query).encode()
