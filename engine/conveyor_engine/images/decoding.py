@@ -22,6 +22,7 @@ PIXELS_MAX: Final = 2**24  # of one image in every task, chats too: 4096 x 4096
 SHOWN_PIXELS_MAX: Final = 2**21  # of an image in a conversation, after `shrink`
 ASPECT_MAX: Final = 100  # longer side / shorter side: a processor that enlarges the shorter side enlarges both
 _NAMES: Final = "JPEG, PNG, WebP or GIF"
+_COLOURS_MAX: Final = 256  # of a palette
 _SHALLOW: Final = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
 
@@ -67,6 +68,8 @@ def _decode(data: bytes, param: str, *, on_white: bool) -> Image.Image:
         raise InvalidRequest(message, param=param)
     turned = ImageOps.exif_transpose(image)
     if on_white and turned.has_transparency_data:
+        if isinstance(alphas := turned.info.get("transparency"), bytes):  # of a palette's colours
+            turned.info["transparency"] = alphas[:_COLOURS_MAX]
         shown = turned.convert("RGBA")
         turned = Image.new("RGB", shown.size, "white")
         turned.paste(shown, mask=shown)

@@ -20,10 +20,20 @@ class ImageTurns:
         self._num_first = 0  # so many images still go first
 
     def go_first(self, requests: Collection[RequestState]) -> bool:
-        """Return whether images go before decodes in the next step of these requests."""
-        num_waiting = sum(bool(each.pictures) and each.wanted_picture is not None for each in requests)
-        is_most = 2 * num_waiting > len(requests)
-        self._num_first = num_waiting if is_most else min(self._num_first, num_waiting)
+        """Return whether images go before decodes in the next step of these requests.
+
+        They do not go before a request that is more urgent than all that wait.
+        """
+        levels: dict[bool, list[int]] = {True: [], False: []}
+        for each in requests:
+            levels[bool(each.pictures) and each.wanted_picture is not None].append(each.level)
+        waiting, others = levels[True], levels[False]
+        if not waiting or min(others, default=waiting[0]) < min(waiting):
+            self._num_first = 0
+        elif len(waiting) > len(others):
+            self._num_first = len(waiting)
+        else:
+            self._num_first = min(self._num_first, len(waiting))
         return self._num_first > 0
 
     def add(self, step: Step, rows: Iterable[RequestState]) -> None:

@@ -233,6 +233,23 @@ def test_images_that_go_first_get_more_than_the_step_until_one_is_done(monkeypat
     assert passed == [(4, 0), (8, 0), (10, 1), (14, 1), (18, 1), (20, 2)]
 
 
+def test_short_images_that_go_first_use_the_usual_share_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each of them ended a slice, fewer would be encoded than if they did not go first."""
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    plan = make_plan(*map(make_wanted, (b"one", b"two", b"three")), is_first=True)
+    assert len(slices.SlicedEncoder(sight).encode(plan, 30.0)) == 2, "18 s, and the image that was begun"
+    assert sight.now == 20
+
+
+def test_with_an_objective_for_tokens_images_that_go_first_get_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    encoder = slices.SlicedEncoder(sight, has_goal=True)
+    encoder.encode(make_plan(make_wanted(b"one"), make_wanted(b"two"), is_first=True), 5.0)
+    assert sight.now == 2
+
+
 def test_a_later_image_does_not_overtake_one_that_waits_for_room() -> None:
     sight: Any = SlowSight()
     large, small = (WantedPicture(name, size, b"") for name, size in ((b"large", 10), (b"small", 1)))

@@ -4,6 +4,7 @@ from itertools import cycle
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.builders import make_request, make_scheduler, run_step, work_of
@@ -14,9 +15,9 @@ from conveyor_engine.wire.request import EngineRequest
 from conveyor_engine.wire.step import StepPlan, StepResult
 
 
-def make_seeing(name: str, *places: tuple[int, int]) -> EngineRequest:
+def make_seeing(name: str, *places: tuple[int, int], level: int = 0) -> EngineRequest:
     spans = [PictureSpan(begin, end, f"{name} {begin}".encode()) for begin, end in places]
-    return make_request(name, 20, pictures=spans, payload=name.encode())
+    return make_request(name, 20, pictures=spans, payload=name.encode(), level=level)
 
 
 def make_waiting_scheduler(**changes: Any) -> Scheduler:
@@ -137,6 +138,16 @@ def test_images_do_not_go_first_beside_as_many_streams() -> None:
     scheduler.add_request(make_seeing("one more", (2, 19)))
     assert step(scheduler)[2]
     assert step(scheduler)[0].images_first
+
+
+@pytest.mark.parametrize(("level", "goes_first"), [(0, False), (5, True)])
+def test_images_do_not_go_before_a_more_urgent_stream(level: int, goes_first: bool) -> None:
+    scheduler = make_waiting_scheduler(max_num_seqs=32, max_num_batched_tokens=1024)
+    scheduler.add_request(make_request("text", [1, 2, 3], max_tokens=20, level=level))
+    for number in range(3):
+        scheduler.add_request(make_seeing(f"seen {number}", (2, 19), level=5))
+    step(scheduler)
+    assert step(scheduler)[0].images_first == goes_first
 
 
 def test_a_prompt_whose_image_goes_first_has_the_share_of_long_prompts() -> None:

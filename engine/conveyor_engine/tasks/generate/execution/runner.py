@@ -141,7 +141,8 @@ class GenerateRunner(Runner):
         self._sliced: SlicedEncoder | None = None
         if self._sight is not None:
             self._sight.open()
-            self._sliced = SlicedEncoder(self._sight) if self.device.type == "cpu" else None
+            has_goal = config.objective_inter_token_latency_seconds is not None
+            self._sliced = SlicedEncoder(self._sight, has_goal) if self.device.type == "cpu" else None
             if self._sight.sees_ahead:
                 self._run_ends(in_full_layers=self._sight.ahead is Ahead.EVERYWHERE)
         self.facts = msgspec.structs.replace(

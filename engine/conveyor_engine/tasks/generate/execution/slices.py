@@ -21,7 +21,7 @@ from conveyor_engine.wire.step import StepPlan, WantedPicture
 # Seconds of encoding after a step, for each second of the step: for each picture that is waited for, and at most.
 SHARE: Final = 0.2
 _SHARE_MAX: Final = 1.0
-FIRST_SHARE: Final = 4.0  # of pictures that go first. The slice then ends with a picture, so that its request goes on
+FIRST_SHARE: Final = 4.0  # of pictures that go first. After the usual share, the slice ends with the next picture
 _ALONE_SECONDS: Final = 0.02  # of encoding in a step without rows: what a new request waits for at most
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,9 @@ _log = logging.getLogger(__name__)
 class SlicedEncoder:
     """The picture that is being encoded, and the time that the encoder may still use."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
+    def __init__(self, sight: Sight, has_goal: bool = False) -> None:
+        """has_goal: whether inter-token latency has an objective, which changes rows. Fewer make no slice shorter."""
+        self._sight, self._has_goal = sight, has_goal
         self._call: SlicedCall | None = None
         self._digest = b""  # of the picture that the call encodes
         self._seconds = 0.0  # negative after a slice that took longer: one function of torch is never cut
@@ -42,8 +43,10 @@ class SlicedEncoder:
         the step of its tokens encodes it again, and fails with its request. step_seconds: None: the step has no rows.
         """
         wanted = plan.wanted_pictures
-        share = FIRST_SHARE if plan.images_first else min(_SHARE_MAX, SHARE * len(wanted))
+        usual = min(_SHARE_MAX, SHARE * len(wanted))
+        share = FIRST_SHARE if plan.images_first and not self._has_goal else usual
         self._seconds = _ALONE_SECONDS if step_seconds is None else min(0.0, self._seconds) + share * step_seconds
+        most = self._seconds
         if self._call is not None and self._digest not in {each.digest for each in wanted}:
             self._call.cancel()
             self._call = None
@@ -56,7 +59,7 @@ class SlicedEncoder:
                 break  # a smaller one must not overtake it again and again
             if self._go_on(each):
                 done.add(each.digest)
-                if plan.images_first and plan.rows:
+                if plan.images_first and step_seconds is not None and most - self._seconds >= usual * step_seconds:
                     break
         return [each.digest for each in wanted if each.digest in done]
 
