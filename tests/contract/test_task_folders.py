@@ -52,7 +52,7 @@ def test_code_that_one_task_needs_is_in_its_folder() -> None:
 
 def test_a_module_that_one_process_of_a_task_needs_is_in_its_package() -> None:
     """A module at the top of a task's folder is one of a process, or shared by several."""
-    processes = ("about", "scheduling", "execution", "reading", "preparing", "serving")
+    processes = ("about", "scheduling", "execution", "reading", "preparing", "serving", "describing")
     public = {"tasks.custom.model"}  # models of users import it
     importers, misplaced = find_importers(list_modules()), {}
     for name in list_modules():
