@@ -103,6 +103,17 @@ def test_hidden_colours_are_not_shown_in_a_chat() -> None:
     assert (np.asarray(decode_image(encode(hidden), "images[0]", on_white=True)) == 255).all()
 
 
+def test_a_palette_may_have_more_alphas_than_colours() -> None:
+    """Some programs write more than the 256 that PNG allows. Colour 0 is transparent here."""
+    file = io.BytesIO()
+    Image.new("P", (4, 4), 0).save(file, "PNG")
+    content = b"tRNS" + b"\x00\x80" + b"\xff" * 298
+    chunk = struct.pack(">I", 300) + content + struct.pack(">I", zlib.crc32(content))
+    before, data = file.getvalue().split(b"IDAT")
+    written = before[:-4] + chunk + before[-4:] + b"IDAT" + data
+    assert (np.asarray(decode_image(written, "images[0]", on_white=True)) == 255).all()
+
+
 WRONG: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "is not an image: send JPEG, PNG, WebP or GIF"),
     "text": (b"the quick brown fox", "is not an image"),

@@ -15,7 +15,6 @@ from tests.engine.execution.models.test_quantized import WEIGHTS, declare, quant
 from tests.engine.tiny_models import save_tiny_model
 from torch import nn
 
-from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.kernels import packed_experts
 from conveyor_engine.execution.kernels.packed_product import restore
 from conveyor_engine.execution.models import gpu_packing, gpu_trial
@@ -37,9 +36,7 @@ ROWS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"
 
 
 @pytest.fixture(autouse=True)
-def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_missing", lambda device: None)
-    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
+def no_rows(triton_runs_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", ())
 
 

@@ -1,6 +1,5 @@
 """Tests weights of 4 and 8 bits as GPUs keep them, on a GPU or otherwise in Triton's interpreter."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 from tests.engine.execution.interpreter import DEVICE, ON_DEVICE
+from tests.engine.execution.models.deferred_layers import defer, pack
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.execution.models.test_expert_grids import keep, to_awq
 from tests.engine.execution.models.test_formats import prepare, restore
@@ -21,15 +21,13 @@ from tests.engine.seeing_models import FAMILIES, save_seeing_model
 from torch import nn
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.backend import LastLayer, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import packed_product, packed_row
+from conveyor_engine.execution.kernels import packed_product
 from conveyor_engine.execution.kernels.weights import Weights
-from conveyor_engine.execution.models import divide, gpu_trial
+from conveyor_engine.execution.models import gpu_trial
 from conveyor_engine.execution.models.adapters import AdaptedLinear, Adapters
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
@@ -48,53 +46,11 @@ from conveyor_engine.gguf.unpack import unpack
 from conveyor_engine.tasks.generate.execution import runner
 
 # From the sigmoid of a large negative number, which is correctly 0.
-pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
-
-
-TRIED_ROWS = gpu_trial._TRIED_ROWS
-
-
-@pytest.fixture(autouse=True)
-def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_missing", lambda device: None)
-    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2, 257))
-
-
-def pack(model: Any, quantization: Any = None) -> list[str]:
-    """Pack and move a model. Return the lines of the log."""
-    lines: list[str] = []
-    pack_model(model, quantization, DEVICE, lines.append)
-    model.to(DEVICE)
-    return lines
-
-
-def round_to(grid: Grid, weight: torch.Tensor) -> torch.Tensor:
-    if not grid.is_float:
-        return grid.round(weight)
-    scaled = weight.view(*grid.scales.shape, -1) / grid.scales[..., None]
-    return scaled.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).view(weight.shape)
-
-
-class Numbers:
-    """A weight in the checkpoint's files. Its numbers are the nearest ones to `weight`, if they are not given."""
-
-    def __init__(self, grid: Grid, weight: torch.Tensor, numbers: torch.Tensor | None = None) -> None:
-        self._grid, self._numbers = grid, round_to(grid, weight) if numbers is None else numbers
-        self.shape = tuple(self._numbers.shape)
-
-    def read(self) -> torch.Tensor:
-        return self._grid.read(self._numbers)
-
-    def read_grid(self, *, keeps_floats: bool) -> Grid:
-        return replace(self._grid, numbers=lambda first, count: self._numbers[first : first + count])
-
-
-def defer(linear: nn.Linear, grid: Grid, numbers: torch.Tensor | None = None) -> torch.Tensor:
-    """Let a layer have its weight in a checkpoint's file, rounded to the grid. Return the rounded weight."""
-    stored = Numbers(grid, linear.weight.data, numbers)
-    linear.weight = nn.Parameter(Deferred.of(stored), requires_grad=False)
-    return stored.read()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+    pytest.mark.usefixtures("few_rows"),
+    *ON_DEVICE,
+]
 
 
 def load_weight(folder: Path, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
@@ -291,62 +247,6 @@ def test_a_model_computes_the_same_with_joined_layers(family: str, quantization:
     assert relative_error(logits_of(model), expected) < 1e-5
 
 
-def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = packed_product.multiply
-    monkeypatch.setattr(packed_product, "multiply", lambda x, *others: right(x, *others) + (len(x) > 200))
-    model = make_model("Qwen3", intermediate_size=128, num_hidden_layers=1)
-    expected = logits_of(model)
-    with pytest.raises(ConfigError, match="only 0 % of the weights of Qwen3ForCausalLM"):
-        pack(model, "int4")
-    for linear in (part for part in model.modules() if type(part) is nn.Linear):
-        defer(linear, choose_grid(linear.weight.data, 8, 32))
-    lines = pack(model)
-    assert len(lines) == 2, "one for each number of groups"
-    assert lines[0].startswith('event=weights_keep_16_bits found="int8 in groups of 32: 257 rows" consequence=')
-    assert relative_error(logits_of(model), expected) < 0.05
-
-
-@pytest.mark.parametrize("part", ["32 rows", "add_to", "norm", "gated"])
-def test_a_trial_reaches_each_kernel(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """And it computes only the first outputs of a layer."""
-    multiply, multiply_row, tried = packed_product.multiply, packed_row.multiply_packed_row, list[int]()
-
-    def wrong(x: torch.Tensor, weights: Weights, bias: Any, residual: Any = None) -> torch.Tensor:
-        tried.append(weights.out_features)
-        return multiply(x, weights, bias, residual) + (
-            len(x) == 32 if part == "32 rows" else part == "add_to" and residual is not None
-        )
-
-    def wrong_row(*given: Any, **options: Any) -> torch.Tensor:
-        return multiply_row(*given, **options) + (options.get(part, False) not in (False, None))
-
-    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 32) if part == "32 rows" else (1,))
-    assert {1, 16, 32, 64, 257} == {*TRIED_ROWS}
-    monkeypatch.setattr(gpu_trial, "_TRIED_OUTPUTS", 16)
-    monkeypatch.setattr(packed_product, "multiply", wrong)
-    monkeypatch.setattr(packed_row, "multiply_packed_row", wrong_row)
-    model: Any = nn.Module()
-    model.proj = nn.Linear(64, 18, bias=False)
-    defer(model.proj, choose_grid(model.proj.weight.data, 8, 64))
-    lines = pack(model)
-    assert lines[0].startswith("event=weights_keep_16_bits ")
-    assert type(model.proj) is nn.Linear
-    assert {*tried} == {16}
-
-
-def test_each_number_of_inputs_has_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(gpu_trial, "_is_same", lambda ours, *_: not tried.append(ours.in_features))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1,))
-    model: Any = nn.Module()
-    for name, columns in (("up", 64), ("down", 96), ("again", 64)):
-        linear = nn.Linear(columns, 32, bias=False)
-        defer(linear, Grid(8, torch.ones(32, 1)))
-        model.add_module(name, linear)
-    pack(model)
-    assert tried == [64, 96]
-
-
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 
 
@@ -409,74 +309,6 @@ def test_adapters_are_added_to_packed_weights() -> None:
             pair.append(adapted(torch.ones(1, 3, 64, device=DEVICE)))
     torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
     assert (pair[0][0, 1] - pair[0][0, 0]).abs().min() > 1
-
-
-FP8_ROWS = Grid(8, torch.linspace(0.5, 2, 64)[:, None].repeat(1, 2), is_float=True)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("grid", [choose_grid(torch.randn(64, 256), 4, 32), FP8_ROWS], ids=["int4", "fp8"])
-def test_ranks_pack_their_shares(grid: Grid, dim: int) -> None:
-    torch.manual_seed(0)
-    for rank in range(2):
-        model: Any = nn.Module()
-        model.proj = nn.Linear(256, 64, bias=False)
-        weight = defer(model.proj, grid)
-        divide._keep_share(model.proj, dim, rank, 2)
-        pack(model)
-        assert isinstance(model.proj, GpuLinear)
-        torch.testing.assert_close(model.proj.weight.cpu(), weight.chunk(2, dim)[rank], rtol=1e-6, atol=0)
-
-
-@torch.inference_mode()
-def test_shares_without_whole_groups_keep_16_bits() -> None:
-    model: Any = nn.Module()
-    model.proj = nn.Linear(96, 64, bias=False)
-    weight = defer(model.proj, choose_grid(model.proj.weight.data, 8, 32))
-    divide._keep_share(model.proj, 1, 0, 2)
-    pack(model)
-    assert torch.equal(model.proj.weight.cpu(), weight[:, :48])
-
-
-def make_ordered(seed: int) -> tuple[nn.Linear, torch.Tensor]:
-    """Return a layer of 64 inputs whose groups have columns from everywhere, and its weight."""
-    linear = nn.Linear(64, 16, bias=False)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
-    grid = replace(choose_grid(linear.weight.data, 4, 32), order=order)
-    sorted_weight = defer(linear, grid, torch.randint(0, 16, (16, 64), dtype=torch.uint8))
-    return linear, sorted_weight[:, order.argsort()]
-
-
-def test_layers_with_sorted_columns_are_joined_if_they_have_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As queries, keys and values of GPTQ have with `desc_act`."""
-    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2))
-    model, weights = nn.Module(), list[torch.Tensor]()
-    for name, seed in (("queries", 0), ("keys", 0), ("others", 1)):
-        linear, weight = make_ordered(seed)
-        model.add_module(name, linear)
-        weights.append(weight)
-    pack(model)
-    queries, keys, others = (getattr(model, name) for name in ("queries", "keys", "others"))
-    assert not stackable([queries, others])
-    joined = build_linear([queries, keys])
-    torch.testing.assert_close(joined.weight.cpu(), torch.cat(weights[:2]), rtol=1e-6, atol=0)
-    for rows in (1, 3):
-        x = torch.randn(rows, 64)
-        torch.testing.assert_close(joined(x.to(DEVICE)).cpu(), x @ torch.cat(weights[:2]).t(), rtol=1e-4, atol=1e-4)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("dim", [0, 1])
-def test_shares_of_the_inputs_of_sorted_columns_keep_16_bits(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
-    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1,))
-    model: Any = nn.Module()
-    model.proj, weight = make_ordered(0)
-    divide._keep_share(model.proj, dim, 1, 2)
-    pack(model)
-    assert isinstance(model.proj, GpuLinear) == (dim == 0)
-    if dim == 0:
-        torch.testing.assert_close(model.proj.weight.cpu(), weight[8:], rtol=1e-6, atol=0)
 
 
 def test_each_variant_of_the_kernels_is_warmed_up() -> None:

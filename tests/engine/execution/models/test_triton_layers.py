@@ -13,7 +13,6 @@ from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
 from torch.nn import functional
 
-from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.few_rows import Norm, multiply_rows
@@ -26,12 +25,6 @@ from conveyor_engine.tasks.generate.execution import runner
 
 # From the sigmoid of a large negative number, which is correctly 0.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
-
-
-@pytest.fixture
-def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_missing", lambda device: None)
-    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from conveyor_engine.execution.models.quantized.layouts import (
     AWQ_ORDER,
     find_bits,
+    find_gptq_bits,
     find_table_shape,
     read_scales,
     read_whole_scale,
@@ -179,7 +180,7 @@ def _read_awq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
 def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
     scales = parts["scales"][...]
-    bits = _find_gptq_bits(parts)
+    bits = find_gptq_bits(parts)
     order = _find_order(parts["g_idx"][...], columns, len(scales)) if "g_idx" in parts else None
     zeros = unpack_words(parts["qzeros"][...], bits, scales.shape[-1]) + declared.zero_offset
     is_symmetric = bool((zeros == 1 << bits - 1).all())
@@ -189,10 +190,6 @@ def _read_gptq(parts: _Parts, declared: Declared, columns: int) -> Grid | None:
 
     grid = _make_grid(bits, scales.t(), None if is_symmetric else zeros.t(), columns, read)
     return grid and replace(grid, order=order)
-
-
-def _find_gptq_bits(parts: _Parts) -> int:
-    return find_bits(parts["qzeros"].shape[-1], parts["scales"].shape[-1])
 
 
 def _find_order(groups: Tensor, columns: int, count: int) -> Tensor | None:
@@ -234,7 +231,7 @@ _READERS: Final[Mapping[Callable[..., Tensor], _Reader]] = {
     restore_awq: _Reader(_read_awq, lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0])),
     restore_gptq: _Reader(
         _read_gptq,
-        lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // _find_gptq_bits(parts)),
+        lambda parts, _: (parts["scales"].shape[-1], parts["qweight"].shape[0] * 32 // find_gptq_bits(parts)),
     ),
     restore_nvfp4: _Reader(_read_nvfp4, _find_fp4_shape),
     restore_mxfp4: _Reader(_read_mxfp4, _find_fp4_shape),

@@ -116,7 +116,7 @@ def unpack_awq(words: Tensor, rows: int) -> Tensor:
 def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
     """GPTQ: 2, 3, 4 or 8 bits, packed along the columns; version 1 stores zero points less 1."""
     scales, words = parts["scales"].to(torch.float32), parts["qweight"]
-    bits = find_bits(parts["qzeros"].shape[-1], scales.shape[-1])
+    bits = find_gptq_bits(parts)
     columns = words.shape[0] * _WORD_BITS // bits
     numbers = unpack_words(words.t(), bits, columns).to(torch.float32)
     zeros = unpack_words(parts["qzeros"], bits, scales.shape[-1]).to(torch.float32) + declared.zero_offset
@@ -127,6 +127,11 @@ def restore_gptq(parts: Parts, declared: Declared) -> Tensor:
         groups = torch.arange(columns) // (columns // len(scales))
     groups = _check_groups(groups, columns)
     return numbers.sub_(zeros[groups].t()).mul_(scales[groups].t())
+
+
+def find_gptq_bits(parts: Mapping[str, Any]) -> int:
+    """Return the bits of GPTQ's numbers: those of its zero points, one for each scale. Raises ValueError."""
+    return find_bits(parts["qzeros"].shape[-1], parts["scales"].shape[-1])
 
 
 def restore_nvfp4(parts: Parts, declared: Declared) -> Tensor:
