@@ -29,6 +29,11 @@ def load(directory: Path, kind: ModelKind = CAUSAL_LM) -> None:
     load_model(str(directory), load_config(str(directory), kind), torch.float32, torch.device("cpu"), kind)
 
 
+def load_weights(directory: Path, kind: ModelKind) -> dict[str, torch.Tensor]:
+    config = load_config(str(directory), kind)
+    return load_model(str(directory), config, torch.float32, torch.device("cpu"), kind).state_dict()
+
+
 def refusal(directory: Path, kind: ModelKind = CAUSAL_LM) -> str:
     with pytest.raises(ModelError) as caught:
         load(directory, kind)

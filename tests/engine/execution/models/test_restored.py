@@ -14,6 +14,7 @@ from tests.engine.execution.models.test_quantized import (
     Tensors,
     declare,
     load,
+    load_weights,
     quantize,
     refusal,
     to_fp8,
@@ -22,8 +23,7 @@ from tests.engine.references import MAX_TOKENS, Reference, add, run
 from tests.engine.tiny_models import greedy, save_tiny_model
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
-from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.kinds import CAUSAL_LM
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -49,11 +49,6 @@ def test_a_declared_checkpoint_has_the_restored_weights_in_every_task(tmp_path: 
     plain, restored = (load_weights(tmp_path / folder, kind) for folder in ("plain", "quantized"))
     assert plain.keys() == restored.keys()
     assert [key for key in plain if not torch.equal(plain[key], restored[key])] == []
-
-
-def load_weights(directory: Path, kind: ModelKind) -> dict[str, torch.Tensor]:
-    config = load_config(str(directory), kind)
-    return load_model(str(directory), config, torch.float32, torch.device("cpu"), kind).state_dict()
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
