@@ -1,5 +1,7 @@
 """Other projects' Go modules, fetched and built once into the cache: tests read their definitions and run programs."""
 
+import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -45,6 +47,30 @@ def build(module: str, folder: Path, names: Sequence[str]) -> None:
     for name in names:
         (partial / "bin" / name).rename(folder / name)
     shutil.rmtree(partial)
+
+
+def build_folder(source: Path) -> Path:
+    """Build the program in a folder with `go.mod` and `go.sum`, and return its path. Raises CalledProcessError.
+
+    It is built again if a file in the folder changes. What Go caches for the build is deleted afterwards.
+    """
+    files = sorted(file for file in source.iterdir() if file.suffix in (".go", ".mod", ".sum"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    program = CACHE / f"{source.name}-{digest}" / source.name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with (program.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers of pytest need it at the same time
+        if not program.exists():
+            partial = program.parent / "partial"
+            environment = build_environment(partial / "modules")
+            environment |= {"GOCACHE": str(partial / "build"), "CGO_ENABLED": "0"}
+            built = partial / program.name
+            command = ["go", "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", str(built), "."]
+            with announced(f"{source.name}: building it"):
+                programs.run(*command, cwd=source, env=environment, check=True)
+            built.rename(program)
+            shutil.rmtree(partial)
+    return program
 
 
 def build_environment(modules: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Tests that a real gateway and a real engine export the spans of a request as one trace, and nothing that it says."""
+"""Tests that a real gateway and a real engine export the spans of a request as one trace, and nothing that it says.
+
+Each test reads the spans back from a collector of these tests, and at night also from the OpenTelemetry Collector.
+"""
 
 import asyncio
 import os
@@ -13,7 +16,8 @@ from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
-from tests.process.collector import Collector, Found
+from tests.process.collector import AnyCollector, Found
+from tests.process.otel_collector import COLLECTORS
 
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
@@ -21,41 +25,44 @@ from e2e.cluster.control_plane import ControlPlane
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET, KEY = "xyzzy-prompt", "cvy_xyzzy-key"
 REFUSED = ("retry", {"conveyor.reason": "refused"})
-BODY = {"prompt": SECRET, "max_tokens": 20, "ignore_eos": True, "stream": True}
+OPTIONS = {"max_tokens": 20, "ignore_eos": True, "stream": True}
+BODY = {"prompt": SECRET, **OPTIONS}
+CHAT = {"messages": [{"role": "user", "content": SECRET}], **OPTIONS}
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with pytest.MonkeyPatch.context() as patch, Collector() as collector:
+@pytest.fixture(scope="module", params=COLLECTORS)
+def collector(request: pytest.FixtureRequest) -> Iterator[AnyCollector]:
+    with pytest.MonkeyPatch.context() as patch, request.param() as collector:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
 
 
 @pytest.fixture(scope="module")
-def engine(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def engine(collector: AnyCollector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("engine")
     with EngineServer(folder, write_chat_model(folder / "tiny"), IDLE, host="0.0.0.0", max_num_seqs=4) as started:
         yield started.wait_ready()
 
 
 @pytest.fixture
-def gateway(collector: Collector, control_plane: ControlPlane, namespace: str) -> Iterator[GatewayProcess]:
+def gateway(collector: AnyCollector, control_plane: ControlPlane, namespace: str) -> Iterator[GatewayProcess]:
     flags = ("--watch-namespaces", namespace, "--drain-delay-seconds", "0")
     with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
         yield gateway
 
 
-async def post(gateway: GatewayProcess, service: str, **headers: str) -> None:
+async def post(gateway: GatewayProcess, service: str, path: str = "/v1/completions", **headers: str) -> None:
+    body = CHAT if path == "/v1/chat/completions" else BODY
     async with (
         aiohttp.ClientSession() as http,
-        http.post(f"{gateway.url}/{service}/v1/completions", json=BODY, headers=headers) as answer,
+        http.post(f"{gateway.url}/{service}{path}", json=body, headers=headers) as answer,
     ):
         assert answer.status == 200
         await answer.read()
 
 
-def wait_for_trace(collector: Collector, request_id: str) -> tuple[Found, Found, list[Found]]:
+def wait_for_trace(collector: AnyCollector, request_id: str) -> tuple[Found, Found, list[Found]]:
     """Return the request's span at the gateway, that at the engine, and the parts of both in order."""
 
     def find(spans: list[Found]) -> list[Found]:
@@ -69,16 +76,21 @@ def wait_for_trace(collector: Collector, request_id: str) -> tuple[Found, Found,
     return by_program["conveyor-gateway"], by_program["conveyor-engine"], parts
 
 
+@pytest.mark.parametrize(
+    ("path", "operation"), [("/v1/completions", "text_completion"), ("/v1/chat/completions", "chat")]
+)
 async def test_a_request_is_one_trace_of_gateway_and_engine(
-    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
-) -> None:
-    traced = {"traceparent": f"00-{TRACE}-{CALLER}-01", "X-Request-Id": "mine", "Authorization": f"Bearer {KEY}"}
+    collector: AnyCollector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str,
+    path: str, operation: str,
+) -> None:  # fmt: skip
+    trace = operation.encode().hex().zfill(32)
+    traced = {"traceparent": f"00-{trace}-{CALLER}-01", "X-Request-Id": operation, "Authorization": f"Bearer {KEY}"}
     async with serving(engine, [gateway], crd, namespace) as service:
-        await post(gateway, service, **traced)
-        outer, inner, found = wait_for_trace(collector, "mine")
+        await post(gateway, service, path, **traced)
+        outer, inner, found = wait_for_trace(collector, operation)
 
-    assert (outer.trace_id, outer.parent_id) == (TRACE, CALLER)
-    assert (inner.trace_id, inner.parent_id) == (TRACE, outer.span_id)
+    assert (outer.trace_id, outer.parent_id) == (trace, CALLER)
+    assert (inner.trace_id, inner.parent_id) == (trace, outer.span_id)
     parts = {part.name: part for part in found}
     assert [part.name for part in found if part.parent_id == outer.span_id] == ["read", "queue", "dispatch", "stream"]
     assert [part.name for part in found if part.parent_id == inner.span_id] == ["prepare", "wait", "prefill", "decode"]
@@ -89,11 +101,14 @@ async def test_a_request_is_one_trace_of_gateway_and_engine(
     assert parts["dispatch"].began - tolerance <= inner.began <= parts["prepare"].ended <= parts["wait"].ended
     assert parts["decode"].ended <= outer.ended + tolerance
 
-    assert (outer.name, inner.name) == ("POST /v1/completions", "text_completion tiny")
+    assert (outer.name, inner.name) == (f"POST {path}", f"{operation} tiny")
+    assert inner.attributes["gen_ai.request.model"] == "tiny"
     for span in (outer, inner):
+        assert span.attributes["gen_ai.provider.name"] == "conveyor"
         assert span.attributes["gen_ai.usage.output_tokens"] == 20
         assert span.attributes["gen_ai.usage.input_tokens"] == inner.attributes["gen_ai.usage.input_tokens"] > 0
-        assert span.attributes["gen_ai.operation.name"] == "text_completion"
+        assert span.attributes["gen_ai.operation.name"] == operation
+        assert span.attributes["http.route"] == path
         assert span.attributes["conveyor.engine_ms"] > 0
         assert not span.has_failed
     assert outer.attributes["conveyor.service"] == service
@@ -101,16 +116,16 @@ async def test_a_request_is_one_trace_of_gateway_and_engine(
     assert parts["dispatch"].attributes["conveyor.engine"].endswith(engine.url.rpartition(":")[2])
     assert [name for name, _ in outer.events] == ["first_byte"]
     assert [name for name, _ in inner.events] == ["first_token"]
-    (line,) = [each for each in gateway.log if " event=request id=mine " in each]
-    assert line.endswith(f" trace_id={TRACE}")
+    (line,) = [each for each in gateway.log if f" event=request id={operation} " in each]
+    assert line.endswith(f" trace_id={trace}")
     assert gateway.metric("conveyor_gateway_lost_spans_total") == engine.metric("conveyor_engine_lost_spans_total") == 0
-    exported = b"".join(collector.received)
+    exported = b"".join(collector.read())
     assert SECRET.encode() not in exported
     assert b"xyzzy-key" not in exported
 
 
 async def test_a_request_without_a_trace_begins_one_that_the_log_names(
-    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+    collector: AnyCollector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
 ) -> None:
     async with serving(engine, [gateway], crd, namespace) as service:
         await post(gateway, service, traceparent="00-forged", tracestate="a=b", **{"X-Request-Id": "forged"})
@@ -122,7 +137,7 @@ async def test_a_request_without_a_trace_begins_one_that_the_log_names(
 
 
 async def test_a_retry_is_an_event_and_each_try_a_part(
-    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+    collector: AnyCollector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
 ) -> None:
     async with serving(engine, [gateway], crd, namespace) as service:
         Cluster(crd, namespace).apply_engine("tiny", own_address(), 9)  # nothing listens there
@@ -140,7 +155,7 @@ def find_retried(spans: list[Found]) -> list[Found]:
 
 
 async def test_what_the_client_does_not_sample_has_no_spans(
-    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+    collector: AnyCollector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
 ) -> None:
     unsampled = TRACE[::-1]
     async with serving(engine, [gateway], crd, namespace) as service:
@@ -158,7 +173,7 @@ async def test_what_the_client_does_not_sample_has_no_spans(
     ],
 )
 async def test_an_answer_that_breaks_off_has_failed(
-    collector: Collector, gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path,
+    collector: AnyCollector, gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path,
     killed: str, errors: dict[str, str],
 ) -> None:  # fmt: skip
     trace = killed.encode().hex().zfill(32)
@@ -182,7 +197,7 @@ async def test_an_answer_that_breaks_off_has_failed(
 
 
 async def test_a_request_for_no_service_has_no_span(
-    collector: Collector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+    collector: AnyCollector, engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
 ) -> None:
     async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
         for path in (f"{namespace}/nothing/v1/completions", "v1/completions"):

@@ -33,7 +33,29 @@ class Found:
     has_failed: bool
 
 
-class Collector:
+class AnyCollector:
+    """What tests read from a collector. Programs export to `url`."""
+
+    url: str
+
+    def read(self) -> list[bytes]:
+        """Return all requests that were accepted, in OTLP's binary format."""
+        raise NotImplementedError
+
+    @property
+    def spans(self) -> list[Found]:
+        return [span for body in self.read() for span in _decode(body)]
+
+    def wait(self, holds: Callable[[list[Found]], bool]) -> list[Found]:
+        """Return the spans once the condition is true for them."""
+        deadline = time.monotonic() + 60
+        while not holds(spans := self.spans):
+            assert time.monotonic() < deadline, [(span.program, span.name, span.events) for span in spans]
+            time.sleep(0.05)
+        return spans
+
+
+class Collector(AnyCollector):
     """Listens on 127.0.0.1 in `with`. It answers with `status` and `pieces`, and only while `answers` is set."""
 
     def __init__(self) -> None:
@@ -41,7 +63,7 @@ class Collector:
         self.pieces: Iterable[bytes] = ()  # the body of each answer
         self.answers = threading.Event()
         self.answers.set()
-        self.received: list[bytes] = []
+        self._received: list[bytes] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,7 +73,7 @@ class Collector:
                 assert self.path == "/v1/traces"
                 if outer.status == 200:
                     is_packed = self.headers.get("Content-Encoding") == "gzip"
-                    outer.received.append(gzip.decompress(body) if is_packed else body)
+                    outer._received.append(gzip.decompress(body) if is_packed else body)
                 self.send_response(outer.status)
                 self.end_headers()  # the end of the connection is that of the body
                 with contextlib.suppress(OSError):
@@ -63,6 +85,7 @@ class Collector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -77,21 +100,8 @@ class Collector:
         self._thread.join()
         self._server.server_close()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    @property
-    def spans(self) -> list[Found]:
-        return [span for body in list(self.received) for span in _decode(body)]
-
-    def wait(self, holds: Callable[[list[Found]], bool]) -> list[Found]:
-        """Return the spans once the condition is true for them."""
-        deadline = time.monotonic() + 60
-        while not holds(spans := self.spans):
-            assert time.monotonic() < deadline, [(span.program, span.name, span.events) for span in spans]
-            time.sleep(0.05)
-        return spans
+    def read(self) -> list[bytes]:
+        return list(self._received)
 
 
 def _decode(body: bytes) -> list[Found]:
