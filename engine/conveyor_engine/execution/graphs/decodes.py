@@ -13,6 +13,7 @@ from conveyor_engine.execution.batch import with_tables
 from conveyor_engine.execution.graphs.step_graphs import Forward
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.states import States
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
@@ -38,9 +39,19 @@ class DecodeSteps:
 
     name = "decodes"
 
-    def __init__(self, rows: Rows, backend: AttentionBackend, forward: Forward, largest: int | None = None) -> None:
-        """rows: the last row is for padding. largest: maximum rows of a captured step; None: no limit; 0: no graphs."""
-        self._rows, self._backend, self._forward = rows, backend, forward
+    def __init__(
+        self,
+        rows: Rows,
+        backend: AttentionBackend,
+        forward: Forward,
+        largest: int | None = None,
+        states: States | None = None,
+    ) -> None:
+        """rows: the last row is for padding. largest: maximum rows of a captured step; None: no limit; 0: no graphs.
+
+        states: of all rows; None: the model has none.
+        """
+        self._rows, self._backend, self._forward, self._states = rows, backend, forward, states
         self._spare_row = len(rows.block_tables) - 1
         largest = self._spare_row if largest is None else largest
         self.sizes = batch_sizes(largest) if largest else []
@@ -80,5 +91,6 @@ class DecodeSteps:
             seq_lens_host=_NO_LENGTHS,
         )
         input_ids = self._rows.token_ids[rows, positions].long()
-        logits = self._forward(input_ids[None], positions[None], 0, PagedStep(self._backend, metadata, token_rows=rows))
+        paged = PagedStep(self._backend, metadata, token_rows=rows, states=self._states)
+        logits = self._forward(input_ids[None], positions[None], 0, paged)
         return logits, rows, ends

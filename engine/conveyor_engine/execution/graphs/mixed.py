@@ -18,6 +18,7 @@ from conveyor_engine.execution.batch import lay_out, with_tables
 from conveyor_engine.execution.graphs.step_graphs import Forward
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.states import States
 from conveyor_engine.execution.transfer import copy_into
 from conveyor_engine.wire.step import StepPlan
 
@@ -63,9 +64,16 @@ class MixedSteps:
 
     name = "mixed"
 
-    def __init__(self, rows: Rows, backend: AttentionBackend, forward: Forward, max_num_batched_tokens: int) -> None:
-        """rows: the last row is for padding."""
-        self._rows, self._backend, self._forward = rows, backend, forward
+    def __init__(
+        self,
+        rows: Rows,
+        backend: AttentionBackend,
+        forward: Forward,
+        max_num_batched_tokens: int,
+        states: States | None = None,
+    ) -> None:
+        """rows: the last row is for padding. states: of all rows; None: the model has none."""
+        self._rows, self._backend, self._forward, self._states = rows, backend, forward, states
         self._spare_row = len(rows.block_tables) - 1
         self.sizes = token_sizes(max_num_batched_tokens)
         numbers = self._count_numbers(self.sizes[-1])
@@ -123,6 +131,6 @@ class MixedSteps:
             seq_lens_host=_NO_LENGTHS,
         )
         input_ids = self._rows.token_ids[step.token_rows, step.positions].long()
-        paged = PagedStep(self._backend, metadata, token_rows=step.token_rows)
+        paged = PagedStep(self._backend, metadata, token_rows=step.token_rows, states=self._states)
         logits = self._forward(input_ids[None], step.positions[None], step.logit_indices, paged)
         return logits, step.sampled_rows, step.ends

@@ -59,7 +59,7 @@ def build_linear(linears: Sequence[Plain]) -> Linear:
     biases = [linear.bias.data for linear in linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
     if kind == "torch":
-        return _plain(weight, bias)
+        return build_plain(weight, bias)
     if kind == "onednn":
         return OneDnnLinear(weight, bias)
     return NativeLinear(weight, bias)
@@ -76,7 +76,8 @@ def stackable(linears: Sequence[Plain]) -> bool:
     return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
 
 
-def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+def build_plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """Build torch's module with this weight (out, in) and bias (out,)."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

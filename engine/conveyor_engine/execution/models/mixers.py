@@ -15,6 +15,7 @@ from torch import nn
 
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.models.adapters import Adapters
+from conveyor_engine.execution.state_rows import StateRows
 from conveyor_engine.execution.states import StepStates
 
 _CACHES = ("cache_params", "past_key_values")  # the names of a mixer's argument for its states
@@ -36,6 +37,11 @@ def carry_states(model: nn.Module) -> bool:
     return found
 
 
+def reads_lengths(model: nn.Module) -> bool:
+    """Return whether a mixer runs transformers' code, for which the host must know the length of each sequence."""
+    return any(isinstance(module.forward, MixerForward) for module in model.modules())
+
+
 class MixerForward:
     """The forward of a mixer over the packed tokens of a step: hidden states (1, T, H) -> (1, T, H)."""
 
@@ -50,13 +56,13 @@ class MixerForward:
             return self._forward(hidden_states, **{self._cache: probe}, **kept)
         assert paged.states is not None
         metadata, out = paged.metadata, []
-        rows, is_new = find_rows(paged)
+        step = find_rows(paged)
         starts, decodes = metadata.query_start_loc_host.tolist(), metadata.num_decodes
         parts = [(0, decodes, hidden_states[0, :decodes, None])] if decodes else []
         for row in range(decodes, metadata.num_seqs):
             parts.append((row, row + 1, hidden_states[:, starts[row] : starts[row + 1]]))
         for begin, end, hidden in parts:
-            states = StepStates(paged.states, rows[begin:end], is_new[begin:end])
+            states = StepStates(paged.states, step.rows[begin:end], step.is_new[begin:end])
             with nullcontext() if self.adapters is None else self.adapters.narrow(starts[begin], starts[end]):
                 out.append(self._forward(hidden, **{self._cache: states}, **kept).flatten(0, 1))
             states.write_back()
@@ -64,12 +70,21 @@ class MixerForward:
         return torch.cat([*out, hidden_states.new_zeros(padding, out[0].shape[-1])])[None]
 
 
-def find_rows(paged: PagedStep) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row (n,) of each sequence of the step, and whether it computes its first token. Kept for the step."""
-    kept = paged.metadata.kept.get(find_rows)
+def find_rows(paged: PagedStep) -> StateRows:
+    """Return the sequences of the step. Kept for the step."""
+    metadata, token_rows = paged.metadata, paged.token_rows
+    kept = metadata.kept.get(find_rows)
     if kept is None:
-        starts = paged.metadata.query_start_loc
-        is_new = paged.metadata.seq_lens == starts.diff()
-        assert paged.token_rows is not None
-        kept = paged.metadata.kept[find_rows] = (paged.token_rows[starts[:-1].long()], is_new)
-    return kept  # type: ignore[return-value]
+        assert token_rows is not None
+        starts, host = metadata.query_start_loc, metadata.query_start_loc_host
+        first = starts[:-1].long().clamp_max(len(token_rows) - 1)  # a sequence without tokens may begin after the last
+        kept = metadata.kept[find_rows] = StateRows(
+            starts,
+            token_rows[first],
+            metadata.seq_lens == starts.diff(),
+            metadata.num_decodes,
+            int(host[-1] - host[metadata.num_decodes]),
+            metadata.num_tokens,
+        )
+    assert isinstance(kept, StateRows)
+    return kept

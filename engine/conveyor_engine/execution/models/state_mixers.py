@@ -1,4 +1,4 @@
-"""Token mixers with a state for each row whose recurrences the compiled kernels compute.
+"""Token mixers with a state for each row whose recurrences the compiled kernels compute, or Triton's on CUDA.
 
 `fuse` replaces transformers' gated delta nets, Mamba-2 mixers and short convolutions by these modules, after a trial
 on random input. A mixer computes all sequences of a step together and changes the states where they are. Its linear
@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from conveyor_engine.execution import native
+from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.last_layer import lay_in_block
-from conveyor_engine.execution.models.linear import build_linear
+from conveyor_engine.execution.models.linear import Plain, build_linear, build_plain
 from conveyor_engine.execution.models.mixers import MixerForward, find_rows
 from conveyor_engine.execution.models.trial import random, same
-from conveyor_engine.execution.native import states as kernels
+from conveyor_engine.execution.native import states as native_states
+from conveyor_engine.execution.state_rows import StateRows
 from conveyor_engine.execution.states import Shapes, StateKey, States
 
-_WIDTH, _SIZE_MAX, _TAPS_MAX = 16, 512, 8  # what the kernels compute: multiples of 16, and at most so much
+_WIDTH, _TAPS_MAX = 16, 8  # what the kernels compute: multiples of 16, and at most so many inputs of a convolution
+_SIZE_MAX, _SIZE_MAX_TRITON = 512, 256  # of a side of a recurrent state
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +48,23 @@ class StateMixer(nn.Module, ABC):
 
     def __init__(self, mixer: nn.Module, shapes: Shapes) -> None:
         super().__init__()
-        self._shapes = shapes
+        self._shapes, self._kernels = shapes, load_kernels(next(mixer.parameters()).device)
         self._layer: int = mixer.layer_idx  # type: ignore[assignment]
         for name, part in mixer.named_children():
-            if isinstance(part, nn.Linear):
+            if isinstance(part, Plain):
                 self.add_module(name, build_linear([part]))
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, paged: Paged | None = None, **__: Any) -> torch.Tensor:
         x = hidden_states[0]
         if isinstance(paged, PagedStep):
             assert paged.states is not None
-            rows, states = kernels.StateRows(paged.metadata.query_start_loc, *find_rows(paged)), paged.states
+            rows, states = find_rows(paged), paged.states
         else:  # a measurement: one text from its beginning
-            starts = torch.tensor([0, len(x)], dtype=torch.int32)
-            rows = kernels.StateRows(starts, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool))
-            states = States.allocate(self._shapes, 1, x.device)
+            rows, states = _make_text(len(x), x.device), States.allocate(self._shapes, 1, x.device)
         return self._mix(x, rows, states)[None]
 
     @abstractmethod
-    def _mix(self, x: torch.Tensor, rows: kernels.StateRows, states: States) -> torch.Tensor:
+    def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         """Return the result (T, H) for x (T, H)."""
 
     def _project(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -73,13 +74,14 @@ class StateMixer(nn.Module, ABC):
     def _convolve(
         self,
         x: torch.Tensor,
-        rows: kernels.StateRows,
+        rows: StateRows,
         states: States,
         taps: Taps,
         gates: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         state = states.pools[StateKey(self._layer, "conv", 0)].transpose(1, 2)
-        return kernels.conv(rows, x, state, taps.weight, taps.bias, silu=taps.silu, gates=gates)
+        out: torch.Tensor = self._kernels.conv(rows, x, state, taps.weight, taps.bias, silu=taps.silu, gates=gates)
+        return out
 
 
 class GatedDeltaNet(StateMixer):
@@ -92,12 +94,12 @@ class GatedDeltaNet(StateMixer):
         self._num_key_heads: int = mixer.num_k_heads
         self._norm = mixer.norm.weight.data.float(), mixer.norm.variance_epsilon
 
-    def _mix(self, x: torch.Tensor, rows: kernels.StateRows, states: States) -> torch.Tensor:
+    def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         qkv = self._convolve(self._project("in_proj_qkv", x), rows, states, self._taps)
         gates = self._project("in_proj_a", x), self._project("in_proj_b", x)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
-        out = kernels.delta_rule(rows, qkv, gates, state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
-        out = kernels.gated_norm(out, self._project("in_proj_z", x), *self._norm, norm_first=True)
+        out = self._kernels.delta_rule(rows, qkv, gates, state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
+        out = self._kernels.gated_norm(out, self._project("in_proj_z", x), *self._norm, norm_first=True)
         return self._project("out_proj", out.flatten(1))
 
 
@@ -115,12 +117,12 @@ class Mamba2(StateMixer):
         size = getattr(mixer.norm, "group_size", mixer.intermediate_size)
         self._norm = mixer.norm.weight.data.float().view(-1, size), mixer.norm.variance_epsilon
 
-    def _mix(self, x: torch.Tensor, rows: kernels.StateRows, states: States) -> torch.Tensor:
+    def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         gate, xbc, dt = self._project("in_proj", x).split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
         xbc = self._convolve(xbc, rows, states, self._taps)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
-        out = kernels.mamba2(rows, xbc, dt, state, self._vectors, self._num_groups, self._limits)
-        out = kernels.gated_norm(out.view(len(x), *self._norm[0].shape), gate, *self._norm, norm_first=False)
+        out = self._kernels.mamba2(rows, xbc, dt, state, self._vectors, self._num_groups, self._limits)
+        out = self._kernels.gated_norm(out.view(len(x), *self._norm[0].shape), gate, *self._norm, norm_first=False)
         return self._project("out_proj", out.flatten(1))
 
 
@@ -131,7 +133,7 @@ class ShortConv(StateMixer):
         super().__init__(mixer, shapes)
         self._taps = Taps.of(mixer.conv, silu=False)
 
-    def _mix(self, x: torch.Tensor, rows: kernels.StateRows, states: States) -> torch.Tensor:
+    def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         before, after, values = self._project("in_proj", x).chunk(3, dim=-1)
         return self._project("out_proj", self._convolve(values, rows, states, self._taps, (before, after)))
 
@@ -143,57 +145,92 @@ _KINDS: dict[type[StateMixer], set[str]] = {
 }
 
 
+def load_kernels(device: torch.device) -> Any:
+    """Return the module with the kernels for states on this device; None if there is none."""
+    if kernels.why_missing(device) is None:
+        from conveyor_engine.execution.kernels import states  # needs triton
+
+        return states
+    return native_states if device.type == "cpu" and native.why_missing() is None else None
+
+
 def mixer_of(mixer: nn.Module) -> StateMixer | None:
-    """Return our module for a mixer with states; None if it is not one that the compiled kernels compute."""
-    if not isinstance(mixer.forward, MixerForward) or native.why_missing() is not None:
+    """Return our module for a mixer with states; None if it is not one that our kernels compute."""
+    if not isinstance(mixer.forward, MixerForward):
         return None
-    weight = next(mixer.parameters())
+    weight = _convolution(mixer).weight
     names = {name for name, _ in mixer.named_children()} - {"act"}
     kind = next((kind for kind, parts in _KINDS.items() if names == parts), None)
-    if kind is None or weight.device.type != "cpu" or not native.supports(weight.dtype):
+    ours = load_kernels(weight.device)
+    if kind is None or ours is None or (ours is native_states and not native.supports(weight.dtype)):
         return None
-    # Half precision rounds at other places, so both are compared in float32.
-    exact = mixer if weight.dtype == torch.float32 else copy.deepcopy(mixer).float()
-    shapes = _find_shapes(exact)
-    if not _fit_kernels(shapes) or not _compute_same(exact, kind(exact, shapes), shapes):
+    if ours is not native_states and kind is not ShortConv:
         return None
-    return kind(mixer, _find_shapes(mixer))
+    exact = _widen(mixer)
+    shapes = find_shapes(exact)
+    if not _fit_kernels(shapes, ours) or not _compute_same(exact, kind(exact, shapes), shapes):
+        return None
+    return kind(mixer, find_shapes(mixer))
 
 
-def _find_shapes(mixer: nn.Module) -> Shapes:
+def _convolution(mixer: nn.Module) -> nn.Conv1d:
+    return next(part for part in mixer.children() if isinstance(part, nn.Conv1d))
+
+
+def _widen(mixer: nn.Module) -> nn.Module:
+    """Return the mixer in float32. Half precision rounds at other places, so both are compared in float32."""
+    if all(each.dtype == torch.float32 for each in mixer.parameters()):
+        return mixer
+    packed = [part for part in mixer.children() if isinstance(part, GpuLinear)]
+    plain: dict[int, Any] = {id(part): build_plain(part.weight, part.bias) for part in packed}
+    return copy.deepcopy(mixer, plain).float()
+
+
+def _make_text(num_tokens: int, device: torch.device) -> StateRows:
+    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    return StateRows(starts, row, row == 0, 0, num_tokens, num_tokens)
+
+
+def find_shapes(mixer: nn.Module) -> Shapes:
+    """Return the shapes of the states that transformers' mixer keeps."""
     probe = Probe()
-    mixer(_random_input(mixer)[:1, :2], paged=probe)
+    mixer(_random_input(mixer, 2)[:1], paged=probe)
     return probe.states.shapes
 
 
-def _random_input(mixer: nn.Module) -> torch.Tensor:
-    weight = mixer.get_submodule("out_proj").weight
-    assert isinstance(weight, torch.Tensor)
-    return random(2, 12, weight.shape[0], like=weight)
+def _random_input(mixer: nn.Module, num_tokens: int) -> torch.Tensor:
+    """Return random hidden states of two texts (2, num_tokens, H)."""
+    size = mixer.get_submodule("out_proj").out_features
+    assert isinstance(size, int)
+    return random(2, num_tokens, size, like=_convolution(mixer).weight)
 
 
-def _fit_kernels(shapes: Shapes) -> bool:
+def _fit_kernels(shapes: Shapes, ours: object) -> bool:
+    size_max = _SIZE_MAX if ours is native_states else _SIZE_MAX_TRITON
     for key, state in shapes.items():
         if key.kind == "conv":
             channels, taps = state.shape
             if channels % _WIDTH or taps > _TAPS_MAX:
                 return False
-        elif state.dtype != torch.float32 or any(n % _WIDTH or n > _SIZE_MAX for n in state.shape[-2:]):
+        elif state.dtype != torch.float32 or any(n % _WIDTH or n > size_max for n in state.shape[-2:]):
             return False
     return True
 
 
 def _compute_same(mixer: nn.Module, ours: StateMixer, shapes: Shapes) -> bool:
     """Compare both over two sequences: in chunks, then in a chunk beside a decode, with their states carried."""
-    hidden = _random_input(mixer)
+    longest = 5 if load_kernels(_convolution(mixer).weight.device) is native_states else 70
+    hidden = _random_input(mixer, longest + 5)
     states = [States.allocate(shapes, 2, hidden.device) for _ in range(2)]
     done = [0, 0]
-    for counts in ((5, 3), (1, 4), (3, 1)):
+    for counts in ((longest, 3), (1, 4), (3, 1), (1, 1)):
         x = torch.cat([hidden[row, begin : begin + n] for row, (begin, n) in enumerate(zip(done, counts, strict=True))])
         done = [begin + n for begin, n in zip(done, counts, strict=True)]
         rows = torch.tensor([1, 0]).repeat_interleave(torch.tensor(counts))  # the states are not in the step's order
-        metadata = lay_in_block([0, counts[0], sum(counts)], done, torch.arange(len(x)))
-        steps = [PagedStep(TorchPaged(), metadata, token_rows=rows, states=each) for each in states]
+        metadata = lay_in_block([0, counts[0], sum(counts)], done, torch.arange(len(x), device=x.device))
+        metadata.num_decodes = next((number for number, count in enumerate(counts) if count > 1), len(counts))
+        steps = [PagedStep(TorchPaged(), metadata, token_rows=rows.to(x.device), states=each) for each in states]
         if not same(mixer(x[None], paged=steps[0]), ours(x[None], paged=steps[1])):
             return False
     return True

@@ -3,26 +3,10 @@
 Each call computes all sequences of a step, and changes the states where they are. Used by `models.state_mixers`.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from conveyor_engine.execution.native import library
-
-
-@dataclass(frozen=True, slots=True)
-class StateRows:
-    """The sequences of a step."""
-
-    query_start: torch.Tensor  # int32 (n + 1,)
-    rows: torch.Tensor  # int64 (n,), where the states of each sequence are
-    is_new: torch.Tensor  # bool (n,), whether a sequence begins with zeros
-
-    def describe(self) -> library.StateRows:
-        assert (self.query_start.dtype, self.rows.dtype, self.is_new.dtype) == (torch.int32, torch.int64, torch.bool)
-        tensors = (self.query_start, self.rows, self.is_new)
-        assert all(each.is_contiguous() for each in tensors)
-        return library.StateRows(*(each.data_ptr() for each in tensors), len(self.rows))
+from conveyor_engine.execution.state_rows import StateRows
 
 
 def conv(
@@ -47,7 +31,7 @@ def conv(
     y = torch.zeros((tokens, channels), dtype=x.dtype)
     before, after = gates or (None, None)
     call = library.Conv(
-        rows.describe(),
+        _describe(rows),
         *(x.data_ptr(), _pointer(before), _pointer(after), weight.data_ptr(), _pointer(bias)),
         *(state.data_ptr(), y.data_ptr(), channels, len(weight), x.stride(0), library.DTYPES[x.dtype], silu),
     )
@@ -75,7 +59,7 @@ def delta_rule(
     a, b = gates
     y = torch.zeros((len(qkv), heads, value_dim), dtype=qkv.dtype)
     call = library.Delta(
-        rows.describe(),
+        _describe(rows),
         *(qkv.data_ptr(), a.data_ptr(), b.data_ptr(), decay.data_ptr(), dt_bias.data_ptr()),
         *(state.data_ptr(), y.data_ptr(), qkv.stride(0), a.stride(0), b.stride(0)),
         *(num_key_heads, heads, key_dim, value_dim, library.DTYPES[qkv.dtype], beta_scale),
@@ -102,7 +86,7 @@ def mamba2(
     assert state.is_contiguous()
     y = torch.zeros((len(xbc), num_heads, head_dim), dtype=xbc.dtype)
     call = library.Ssd(
-        rows.describe(),
+        _describe(rows),
         *(xbc.data_ptr(), dt.data_ptr(), *(each.data_ptr() for each in heads), state.data_ptr(), y.data_ptr()),
         *(xbc.stride(0), dt.stride(0), num_heads, head_dim, num_groups, size, library.DTYPES[xbc.dtype], *limits),
     )
@@ -131,3 +115,10 @@ def gated_norm(
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _describe(rows: StateRows) -> library.StateRows:
+    tensors = (rows.query_start, rows.rows, rows.is_new)
+    assert tuple(each.dtype for each in tensors) == (torch.int32, torch.int64, torch.bool)
+    assert all(each.is_contiguous() for each in tensors)
+    return library.StateRows(*(each.data_ptr() for each in tensors), len(rows.rows))

@@ -1,4 +1,4 @@
-"""Checks that a step of dense models without states reads nothing from the device, so that a CUDA graph can contain it.
+"""Checks that a step reads nothing from the device, so that a CUDA graph can contain it.
 
 transformers' own modules run with our attention on CUDA tensors without numbers. Reading a number raises an error.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.tiny_models import KINDS, OTHER_KINDS, WITH_STATES, make_config, make_model
+from tests.engine.tiny_models import KINDS, OTHER_KINDS, REJECTED, WITH_STATES, make_config, make_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
@@ -23,13 +23,15 @@ from conveyor_engine.execution.graphs.cuda import Work
 from conveyor_engine.execution.graphs.step_graphs import StepGraphs
 from conveyor_engine.execution.kernels import paged_attention
 from conveyor_engine.execution.kernels.weights import Weights
-from conveyor_engine.execution.models import gpu_packing, gpu_trial
+from conveyor_engine.execution.models import gpu_packing, gpu_trial, state_mixers
 from conveyor_engine.execution.models.gpu_experts import GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.latent import keep_latents
+from conveyor_engine.execution.models.mixers import MixerForward, carry_states
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.states import States
 
 CUDA = torch.device("cuda")
 EXPERTS = {
@@ -41,6 +43,9 @@ EXPERTS = {
     "mixtral",
     "qwen3_moe",
 }  # transformers asks the driver how to multiply experts
+
+
+LAUNCHED_BY = {"lfm2": {"_convolve"}}
 
 
 def run_before(work: Work) -> Work:
@@ -63,6 +68,16 @@ def move(model: PreTrainedModel, dtype: torch.dtype) -> None:
             module.gate_up, module.down = move_packed(module.gate_up), move_packed(module.down)
 
 
+def replace_mixers(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put our mixers in the place of transformers', without comparing their numbers."""
+    monkeypatch.setattr(state_mixers, "_compute_same", lambda *_: True)
+    for path, part in list(model.named_modules()):
+        if isinstance(part.forward, MixerForward):
+            ours = state_mixers.mixer_of(part)
+            assert ours is not None
+            model.set_submodule(path, ours)
+
+
 def move_packed(packed: Weights) -> Weights:
     both = packed.numbers, packed.scales
     numbers, scales = (torch.empty(each.shape, dtype=each.dtype, device=CUDA) for each in both)
@@ -75,7 +90,8 @@ def capture_steps(
     """Return the graphs of a model on the fake GPU, lines of failures, and the kernels that were launched."""
     monkeypatch.setattr(native, "why_missing", lambda: "not on a GPU")
     keep_latents(model.requires_grad_(False))
-    layers, _ = probe_layers(model, torch.device("cpu"))
+    carry_states(model)
+    layers, shapes = probe_layers(model, torch.device("cpu"))
 
     def forward(
         input_ids: torch.Tensor, position_ids: torch.Tensor, keep: torch.Tensor | int, paged: Paged
@@ -94,8 +110,11 @@ def capture_steps(
         move(model, dtype)
         backend = TritonPaged(num_processors=132)
         backend.allocate(layers, 65, 16, dtype, CUDA)
+        replace_mixers(model, monkeypatch)
         how = (Rows(5, 96, 16, CUDA), backend, forward)
-        graphs = StepGraphs([decodes.DecodeSteps(*how), mixed.MixedSteps(*how, 20)], how[0])
+        states = States.allocate(shapes, 5, CUDA)
+        kinds = [decodes.DecodeSteps(*how, states=states), mixed.MixedSteps(*how, 20, states)]
+        graphs = StepGraphs(kinds, how[0])
         graphs.capture(run_before, lines.append)
     assert launched
     return graphs, [line for line in lines if "failed" in line], {kernel.fn.__name__ for kernel in launched}
@@ -129,6 +148,14 @@ def test_a_step_of_experts_reads_none_on_an_h100(kind: str, monkeypatch: pytest.
     graphs, failed, _ = capture_steps(make(kind), torch.bfloat16, monkeypatch)
     assert not failed
     assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHED_BY.keys() - REJECTED))
+def test_a_step_with_states_reads_none_either(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, failed, launched = capture_steps(make(kind), torch.float32, monkeypatch)
+    assert not failed
+    assert (graphs.sizes("decodes"), graphs.sizes("mixed")) == ([1, 2, 4], [16, 20])
+    assert launched >= LAUNCHED_BY[kind]
 
 
 @pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.slow)])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.engine.execution import interpreter
 from tests.engine.references import add, run, tokens_of
-from tests.engine.tiny_models import greedy, save_tiny_model
+from tests.engine.tiny_models import REJECTED, greedy, save_tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +31,7 @@ from conveyor_engine.tasks.generate.execution import runner as generate
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 
 pytestmark = pytest.mark.skipif(interpreter.HAVE_GPU, reason="a GPU has graphs of its own")
+NEEDS_LFM2 = pytest.mark.skipif("lfm2" in REJECTED, reason="this transformers is too old for LFM2")
 aten = torch.ops.aten
 READS = {
     aten.item.default,
@@ -113,8 +114,8 @@ def make_core(
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize(
     ("kind", "num_layers"),
-    [("llama", 2), pytest.param("gemma2", 3, marks=pytest.mark.nightly)],
-    ids=["llama", "gemma2"],
+    [("llama", 2), pytest.param("lfm2", 3, marks=NEEDS_LFM2), pytest.param("gemma2", 3, marks=pytest.mark.nightly)],
+    ids=["llama", "lfm2", "gemma2"],
 )
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str, num_layers: int

@@ -31,6 +31,8 @@ from tests.engine.execution.kernels.compiled import (
 )
 from tests.engine.execution.kernels.cuda_layers import (
     LATENTS,
+    MIXERS,
+    OF_MIXERS,
     PACKED,
     SHAPES,
     STEPS,
@@ -39,6 +41,7 @@ from tests.engine.execution.kernels.cuda_layers import (
     prepare_attention,
     prepare_cuts,
     prepare_experts,
+    prepare_mixer,
     prepare_product,
     prepare_sampling,
     prepare_uniforms,
@@ -108,6 +111,11 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False
                     place = ("experts", f"{tokens} tokens, {name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_experts(packed, tokens)()
+            for name in MIXERS:
+                for step, of_mixers in OF_MIXERS.items():
+                    place = (name, step, capability)
+                    with FakeTensorMode(), torch.inference_mode():
+                        prepare_mixer(name, of_mixers)()
             place = ("sampler", "draws", capability)
             with FakeTensorMode(), torch.inference_mode():
                 prepare_uniforms(64)()

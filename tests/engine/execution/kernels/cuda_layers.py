@@ -6,11 +6,14 @@ Kernels are launched here as on a GPU; the caller decides what a launch does. Ca
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import AutoConfig
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
@@ -24,7 +27,10 @@ from conveyor_engine.execution.models.gpu_experts import Clamps, GpuExperts
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
+from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.recognise import attention_class, layer_class
+from conveyor_engine.execution.models.state_mixers import ShortConv, StateMixer, find_shapes
+from conveyor_engine.execution.states import States
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, NUM_BLOCKS = 16, 1024
@@ -81,6 +87,39 @@ STEPS = {
 
 
 WITH_IMAGES = Step(((500, 900),), sees_ahead=True)  # only for layers that are not ours
+OF_MIXERS = {
+    "decodes": STEPS["decodes"],
+    "a chunk of a prompt": STEPS["a chunk of a prompt"],
+    "both": Step((*((1, 200),) * 8, (500, 900), (20, 20))),
+    "other decodes": Step(((1, 200),) * 3),
+    "other prompts": Step(((1, 7), (5, 9), (20, 20), (333, 334))),
+}
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A layer that keeps a state for each row: transformers' class for it and its configuration, and ours."""
+
+    theirs: type[nn.Module]
+    ours: type[StateMixer]
+    model_type: str
+    sizes: dict[str, Any]
+
+    def make(self, dtype: torch.dtype) -> nn.Module:
+        """Make transformers' module, with the states of rows."""
+        config = AutoConfig.for_model(self.model_type, num_hidden_layers=1, **self.sizes)
+        with torch.device(CUDA):
+            mixer: nn.Module = self.theirs(config, layer_idx=0)
+        for part in mixer.modules():
+            for name, tensor in part.named_parameters(recurse=False):
+                setattr(part, name, nn.Parameter(tensor.to(dtype), requires_grad=False))
+        carry_states(mixer)
+        return mixer
+
+
+MIXERS = {
+    "LFM2-1.2B": Mixer(Lfm2ShortConv, ShortConv, "lfm2", {"hidden_size": 2048, "layer_types": ["conv"]}),
+}
 
 
 @dataclass(frozen=True)
@@ -230,6 +269,21 @@ def prepare(
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
     hidden_states = torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA)
     return partial(layer, hidden_states, rotation, paged)
+
+
+def prepare_mixer(
+    name: str, step: Step, dtype: torch.dtype = torch.bfloat16, *, theirs: bool = False
+) -> Callable[[], object]:
+    """Return the call of a layer with states; theirs: in transformers' code."""
+    mixer = MIXERS[name].make(dtype)
+    shapes = find_shapes(mixer)
+    paged = make_paged(SHAPES["Llama-3.2-1B"], step)
+    paged.token_rows = torch.empty(paged.metadata.num_tokens, dtype=torch.int64, device=CUDA)
+    paged.states = States.allocate(shapes, len(step.rows), CUDA)
+    hidden = mixer.get_submodule("out_proj").out_features
+    assert isinstance(hidden, int)
+    x = torch.empty((1, paged.metadata.num_tokens, hidden), dtype=dtype, device=CUDA)
+    return partial(mixer if theirs else MIXERS[name].ours(mixer, shapes), x, paged=paged)
 
 
 def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:

@@ -11,12 +11,15 @@ import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.execution.kernels.cuda_layers import (
+    MIXERS,
+    OF_MIXERS,
     PACKED,
     SHAPES,
     STEPS,
     prepare,
     prepare_cuts,
     prepare_experts,
+    prepare_mixer,
     prepare_sampling,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -111,6 +114,26 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
     assert launches.names == ["sort", "_plan_tiles", "_multiply_experts", activation, "_multiply_experts", "sum"]
     assert isinstance(out, torch.Tensor)
     assert (out.shape, out.dtype) == ((tokens, 2048), torch.bfloat16)
+
+
+LFM2 = ["linear", "_convolve", "linear"]
+LAUNCHES_OF_MIXERS = {"LFM2-1.2B": {"decodes": LFM2, "a chunk of a prompt": LFM2, "both": LFM2}}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_layer_with_states_launches_few_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It reads no number from the device."""
+    launched = {}
+    for step in LAUNCHES_OF_MIXERS[name]:
+        with FakeTensorMode(), torch.inference_mode():
+            call = prepare_mixer(name, OF_MIXERS[step])
+            with Launches(monkeypatch) as launches:
+                call()
+                first = len(launches.names)
+                call()
+        launched[step] = launches.names[first:]
+        assert first <= len(launched[step]) + 5, "finds the rows once for all layers"
+    assert launched == LAUNCHES_OF_MIXERS[name]
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(

@@ -1,15 +1,19 @@
-"""Checks that the compiled kernels' mixers replace transformers' where they compute the same, and only there.
+"""Checks that our mixers replace transformers' where they compute the same, and only there.
 
-`mixer_of` itself compares both: in chunks, and in a chunk beside a decode, with states that are carried.
+They run on the compiled kernels for CPUs, and on Triton's in its interpreter. `mixer_of` itself compares both: in
+chunks, and in a chunk beside a decode, with states that are carried.
 """
 
 from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.execution import interpreter
 from tests.engine.tiny_models import save_tiny_model
 
+from conveyor_engine import execution
 from conveyor_engine.execution import native
+from conveyor_engine.execution.kernels import states as triton_states
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.state_mixers import StateMixer, mixer_of
@@ -49,4 +53,27 @@ def test_a_mixer_that_computes_otherwise_is_not_replaced(
 ) -> None:
     right = getattr(states, kernel)
     monkeypatch.setattr(states, kernel, lambda *given, **named: right(*given, **named).roll(1, 0))
+    assert set(replace_mixers(tmp_path, kind, torch.float32)) == {None}
+
+
+@pytest.fixture
+def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    if interpreter.HAVE_GPU:
+        pytest.skip("the models are on a CPU, for Triton's interpreter")
+    monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
+
+
+@pytest.mark.parametrize("kind", ["lfm2"])
+def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
+    mixers = replace_mixers(tmp_path, kind, torch.float32)
+    assert mixers
+    assert None not in mixers
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("lfm2", "conv")])
+def test_a_mixer_that_triton_computes_otherwise_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str, use_triton: None
+) -> None:
+    right = getattr(triton_states, kernel)
+    monkeypatch.setattr(triton_states, kernel, lambda *given, **named: right(*given, **named).roll(1, 0))
     assert set(replace_mixers(tmp_path, kind, torch.float32)) == {None}

@@ -31,6 +31,7 @@ from conveyor_engine.execution.models.adapter_files import Adapter
 from conveyor_engine.execution.models.gpu_linear import list_variants
 from conveyor_engine.execution.models.last_layer import find_last_layer, lay_in_block
 from conveyor_engine.execution.models.latent import EXPANDING, keep_latents, prompt_bytes
+from conveyor_engine.execution.models.mixers import reads_lengths
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.rope import fix_frequencies
@@ -102,8 +103,8 @@ class GenerateRunner(Runner):
             start.limit_rows(row_bytes(shapes, copied=config.speculation is not None))
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        # Graphs have no all-reduce and no states yet.
-        if not self.backend.is_capturable or placement.world_size > 1 or shapes:
+        # Graphs have no all-reduce yet.
+        if not self.backend.is_capturable or placement.world_size > 1 or reads_lengths(self.model):
             capture = None
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         reads_last = self._draft is not None and self._draft.reads_last
@@ -118,7 +119,7 @@ class GenerateRunner(Runner):
             self._rows.use_shifts()
         num_blocks = self._allocate(start, layers, max_model_len, num_spare, shapes, tables)
         num_saved = 0 if config.speculation is None else start.max_num_seqs
-        self._states = States.allocate(shapes, start.max_num_seqs, self.device, num_saved) if shapes else None
+        self._states = States.allocate(shapes, num_rows, self.device, num_saved) if shapes else None
         self.facts = start.facts(
             self.model,
             max_model_len=max_model_len,
@@ -223,7 +224,8 @@ class GenerateRunner(Runner):
         if self._adapters is not None:
             self._adapters.reserved_bytes = step_bytes
         step_bytes += self._draft.step_bytes if self._draft is not None else 0
-        step_bytes += start.max_num_seqs * row_bytes(shapes, copied=start.config.speculation is not None)
+        num_rows = start.max_num_seqs + num_spare
+        step_bytes += num_rows * row_bytes(shapes, copied=start.config.speculation is not None)
         step_bytes += bytes_of_states(shapes, start.max_num_seqs)
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
@@ -266,7 +268,10 @@ class GenerateRunner(Runner):
         rows.set_spare(facts.max_num_seqs, spare_block)
         how = (rows, self.backend, partial(self._forward, used=used))
         largest = self._find_largest_decode(facts)
-        kinds = (DecodeSteps(*how, largest), MixedSteps(*how, facts.max_num_batched_tokens))
+        kinds = (
+            DecodeSteps(*how, largest, self._states),
+            MixedSteps(*how, facts.max_num_batched_tokens, self._states),
+        )
         graphs = StepGraphs(kinds, rows, self._sampler if self._sampler.chooses else None)
         with torch.inference_mode():
             graphs.capture(capture, progress)
