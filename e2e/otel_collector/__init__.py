@@ -1,4 +1,4 @@
-"""The OpenTelemetry Collector, from its Go modules. Built once, by slow tests.
+"""The OpenTelemetry Collector, from its Go modules. Built once, by nightly tests.
 
 It accepts OTLP and writes it to a file. `main.go` lists its components.
 """

@@ -73,4 +73,4 @@ def _build_settings(file: Path) -> dict[str, object]:
 
 
 # For fixtures: the second one runs at night, because building it takes minutes.
-COLLECTORS: Final = [Collector, pytest.param(OpenTelemetryCollector, marks=pytest.mark.slow)]
+COLLECTORS: Final = [Collector, pytest.param(OpenTelemetryCollector, marks=pytest.mark.nightly)]
