@@ -45,6 +45,7 @@ COMMANDS = {
     "gateway-beside": Command(
         "gateway.beside", "the gateway's processor time, beside the gateway of an earlier commit"
     ),
+    "traces": Command("gateway.traces", "the processor time that traces cost gateway and engine"),
     "loop": Command("gateway.loop", "the gateway's event loop: worst input of each parser, and many services"),
     "prefixes": Command("gateway.prefixes", "prefix caches of several engines, with homes for prefixes and without"),
     "overload": Command("gateway.overload", "answers and waits at ten times the load that an engine can do"),
@@ -58,6 +59,7 @@ COMMANDS = {
     "heavy-objects": Command(
         "control.heavy_objects", "what a tenant's deep and wide objects cost operator and gateway"
     ),
+    "console": Command("control.console", "the console's memory and the time of its pages with 1,000 services"),
     "hostile": Command("hostile.gateway.command", "what others get of the gateway beside hostile clients"),
     "hostile-control": Command(
         "hostile.control.command", "what others get of the control plane beside a hostile tenant"
