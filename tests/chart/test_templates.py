@@ -256,6 +256,11 @@ def test_every_part_that_services_need_has_two_pods_of_which_one_at_a_time_may_b
         assert find(rendered, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
 
 
+def test_the_console_is_off_by_default_and_has_one_pod(rendered: list[Json]) -> None:
+    assert not any("console" in item["metadata"]["name"] for item in rendered)
+    assert find(render("console.enabled=true"), "Deployment", "conveyor-console")["spec"]["replicas"] == 1
+
+
 def test_a_gateway_requests_the_memory_of_all_bodies_that_it_may_hold(rendered: list[Json]) -> None:
     """A node without memory first evicts pods that use more than they request."""
     requested = pods_of(rendered)["conveyor-gateway"]["containers"][0]["resources"]["requests"]["memory"]

@@ -5,6 +5,7 @@ Each test reads the spans back from a collector of these tests, and at night als
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def engine(collector: AnyCollector, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def gateway(collector: AnyCollector, control_plane: ControlPlane, namespace: str) -> Iterator[GatewayProcess]:
-    flags = ("--watch-namespaces", namespace, "--drain-delay-seconds", "0")
+    flags = ("--watch-namespaces", namespace, "--drain-delay-seconds", "0", "--log-level", "debug")
     with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
         yield gateway
 
@@ -109,7 +110,6 @@ async def test_a_request_is_one_trace_of_gateway_and_engine(
         assert span.attributes["gen_ai.usage.input_tokens"] == inner.attributes["gen_ai.usage.input_tokens"] > 0
         assert span.attributes["gen_ai.operation.name"] == operation
         assert span.attributes["http.route"] == path
-        assert span.attributes["conveyor.engine_ms"] > 0
         assert not span.has_failed
     assert outer.attributes["conveyor.service"] == service
     assert outer.attributes["http.response.status_code"] == 200
@@ -118,6 +118,11 @@ async def test_a_request_is_one_trace_of_gateway_and_engine(
     assert [name for name, _ in inner.events] == ["first_token"]
     (line,) = [each for each in gateway.log if f" event=request id={operation} " in each]
     assert line.endswith(f" trace_id={trace}")
+    (line,) = [each for each in gateway.log if f" event=receipt id={operation} " in each]
+    (engine_ms,) = map(float, re.findall(r" engine_ms=([\d.]+) ", line))
+    assert engine_ms > 0
+    for span in (outer, inner):
+        assert span.attributes["conveyor.engine_ms"] == pytest.approx(engine_ms, abs=1e-3)
     assert gateway.metric("conveyor_gateway_lost_spans_total") == engine.metric("conveyor_engine_lost_spans_total") == 0
     exported = b"".join(collector.read())
     assert SECRET.encode() not in exported
