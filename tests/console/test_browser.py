@@ -13,28 +13,15 @@ from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster
 from tests.gateway.process import GatewayProcess
 
-from e2e.clients.matrix import BROWSER
-from e2e.cluster import programs
+from e2e import browser
 from e2e.cluster.api import Api
-from e2e.cluster.paths import CACHE
 
 pytestmark = pytest.mark.brings_browser
 
 PROGRAM = Path(__file__).with_name("browser.mjs")
-FOLDER = CACHE / "browser"
-PICTURES = Path(__file__).resolve().parents[2] / "build" / "console"
 BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True}
 READY = {"type": "Ready", "status": "True", "reason": "Ready", "message": "1 of 1 pods are ready"}
 DOWN = {"type": "Ready", "status": "False", "reason": "ImagePullFailed", "message": HOSTILE}
-
-
-@pytest.fixture(scope="module")
-def packages() -> Path:
-    """The folder with Chromium and its driver. It is filled at the first use."""
-    if not (FOLDER / "node_modules").exists():
-        names = [package.removeprefix("npm:") for package in BROWSER]
-        programs.run_quietly("npm", "install", "--no-audit", "--no-fund", "--prefix", FOLDER, *names)
-    return FOLDER
 
 
 async def test_the_pages_work_in_a_browser(
@@ -44,9 +31,8 @@ async def test_the_pages_work_in_a_browser(
     crd: Api,
     cluster: Cluster,
     token: str,
-    packages: Path,
 ) -> None:
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    packages = await asyncio.to_thread(browser.provide)
     async with serving(engine, [gateway], crd, cluster.namespace) as service, aiohttp.ClientSession() as http:
 
         async def send() -> None:
@@ -61,7 +47,7 @@ async def test_the_pages_work_in_a_browser(
         await asyncio.to_thread(set_ready, cluster, "tiny", READY, **told, desiredReplicas=1)
         sending = [asyncio.create_task(send()) for _ in range(6)]
         try:
-            command = ["node", str(PROGRAM), playground.url, token, service, str(PICTURES)]
+            command = ["node", str(PROGRAM), playground.url, token, service, str(browser.PICTURES)]
             process = await asyncio.create_subprocess_exec(
                 *command, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )

@@ -1,12 +1,11 @@
 // The page for trying a service in the browser of browser.mjs, which calls it on the page of a service that generates.
 import assert from "node:assert/strict";
 
-const text = (page, selector) => page.$eval(selector, (found) => found.textContent);
-
-export async function tryService(page, service, checkNames, look) {
+export async function tryService(visit, service) {
+  const { page } = visit;
   await page.setViewport({ width: 1440, height: 900 });
-  await Promise.all([page.waitForNavigation(), page.click(`a[href="/services/${service}/try"]`)]);
-  await checkNames("the page for trying");
+  await visit.follow(`a[href="/services/${service}/try"]`);
+  await visit.checkNames("the page for trying");
   await page.$eval("#message", (area) => (area.value = "<script>alert(1)</script>"));
   await page.$eval("#max_tokens", (field) => (field.value = "100000"));
   await page.focus("#temperature");
@@ -16,13 +15,9 @@ export async function tryService(page, service, checkNames, look) {
   }
   await page.keyboard.press("Enter");
   await page.waitForSelector("#state.problem");
-  assert.match(await text(page, "#state"), /Status 400/, "the message of the API's error is shown");
+  assert.match(await visit.text("#state"), /Status 400/, "the message of the API's error is shown");
 
-  await page.$eval("#max_tokens", (field) => (field.value = "7000"));
-  await page.click("#try button");
-  await page.waitForFunction(() => document.querySelector("#text")?.textContent.length > 10);
-  const before = (await text(page, "#text")).length;
-  await page.waitForFunction((before) => document.querySelector("#text").textContent.length > before, {}, before);
+  await visit.watchAnswer(7000);
   await page.click(".stop");
   await page.waitForFunction(() => document.querySelector("#state").textContent.includes("You stopped"));
   assert.equal(await page.$eval(".stop", (button) => getComputedStyle(button).display), "none");
@@ -32,9 +27,9 @@ export async function tryService(page, service, checkNames, look) {
     await page.click("#try button");
     await page.waitForFunction((turns) => document.querySelectorAll("#turns input").length === 2 * turns, {}, turns);
   }
-  assert.match(await text(page, "#receipt"), /answered [0-9a-f]{32} with 200/);
-  assert.ok((await text(page, "#curl")).includes('"role": "assistant"'), "the command has the earlier messages");
+  assert.match(await visit.text("#receipt"), /answered [0-9a-f]{32} with 200/);
+  assert.ok((await visit.text("#curl")).includes('"role": "assistant"'), "the command has the earlier messages");
   assert.equal(await page.$$eval("main img, main script", (found) => found.length), 0, "texts are text");
-  await checkNames("the page for trying, with an answer");
-  await look("try");
+  await visit.checkNames("the page for trying, with an answer");
+  await visit.look("try");
 }
