@@ -26,7 +26,7 @@ from conveyor_engine.execution.state_rows import StateRows
 from conveyor_engine.execution.states import Shapes, StateKey, States
 
 _WIDTH, _TAPS_MAX = 16, 8  # what the kernels compute: multiples of 16, and at most so many inputs of a convolution
-_SIZE_MAX, _SIZE_MAX_TRITON = 512, 256  # of a side of a recurrent state
+_SIZES_MAX, _SIZES_MAX_TRITON = (512, 512), (128, 256)  # of the sides of a recurrent state
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def mixer_of(mixer: nn.Module) -> StateMixer | None:
     ours = load_kernels(weight.device)
     if kind is None or ours is None or (ours is native_states and not native.supports(weight.dtype)):
         return None
-    if ours is not native_states and kind is not ShortConv:
+    if ours is not native_states and kind is Mamba2:
         return None
     exact = _widen(mixer)
     shapes = find_shapes(exact)
@@ -207,13 +207,15 @@ def _random_input(mixer: nn.Module, num_tokens: int) -> torch.Tensor:
 
 
 def _fit_kernels(shapes: Shapes, ours: object) -> bool:
-    size_max = _SIZE_MAX if ours is native_states else _SIZE_MAX_TRITON
+    most = _SIZES_MAX if ours is native_states else _SIZES_MAX_TRITON
     for key, state in shapes.items():
         if key.kind == "conv":
             channels, taps = state.shape
             if channels % _WIDTH or taps > _TAPS_MAX:
                 return False
-        elif state.dtype != torch.float32 or any(n % _WIDTH or n > size_max for n in state.shape[-2:]):
+        elif state.dtype != torch.float32 or any(
+            n % _WIDTH or n > limit for n, limit in zip(state.shape[-2:], most, strict=True)
+        ):
             return False
     return True
 

@@ -45,7 +45,10 @@ EXPERTS = {
 }  # transformers asks the driver how to multiply experts
 
 
-LAUNCHED_BY = {"lfm2": {"_convolve"}}
+LAUNCHED_BY = {
+    "lfm2": {"_convolve"},
+    "qwen3_5_text": {"_convolve", "_delta_decodes", "_delta_matrices", "_delta_chunks", "_norm_gated"},
+}
 
 
 def run_before(work: Work) -> Work:

@@ -114,8 +114,13 @@ def make_core(
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize(
     ("kind", "num_layers"),
-    [("llama", 2), pytest.param("lfm2", 3, marks=NEEDS_LFM2), pytest.param("gemma2", 3, marks=pytest.mark.nightly)],
-    ids=["llama", "lfm2", "gemma2"],
+    [
+        ("llama", 2),
+        pytest.param("lfm2", 3, marks=NEEDS_LFM2),
+        ("qwen3_5_text", 3),
+        pytest.param("gemma2", 3, marks=pytest.mark.nightly),
+    ],
+    ids=["llama", "lfm2", "qwen3_5_text", "gemma2"],
 )
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str, num_layers: int

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
@@ -29,7 +30,7 @@ from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, Laye
 from conveyor_engine.execution.models.linear import build_linear
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.recognise import attention_class, layer_class
-from conveyor_engine.execution.models.state_mixers import ShortConv, StateMixer, find_shapes
+from conveyor_engine.execution.models.state_mixers import GatedDeltaNet, ShortConv, StateMixer, find_shapes
 from conveyor_engine.execution.states import States
 
 CUDA = torch.device("cuda")
@@ -119,6 +120,19 @@ class Mixer:
 
 MIXERS = {
     "LFM2-1.2B": Mixer(Lfm2ShortConv, ShortConv, "lfm2", {"hidden_size": 2048, "layer_types": ["conv"]}),
+    "Qwen3.6-35B": Mixer(
+        Qwen3_5GatedDeltaNet,
+        GatedDeltaNet,
+        "qwen3_5_text",
+        {
+            "hidden_size": 2048,
+            "layer_types": ["linear_attention"],
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
 }
 
 

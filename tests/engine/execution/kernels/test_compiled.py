@@ -27,7 +27,7 @@ KERNELS = {
     *("_multiply_rows", "_multiply_packed_row", "_multiply_packed", "_join_parts", "_restore"),
     *("_plan_tiles", "_multiply_experts", "_clamped_glu"),
     *("_hash_rows", "_weigh_slices", "_choose", "_cut"),
-    "_convolve",
+    *("_convolve", "_delta_decodes", "_delta_matrices", "_delta_chunks", "_norm_gated"),
 }
 ATTENTION = {"_attend", "_attend_latents"}
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # the limit for one block

@@ -117,7 +117,15 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
 
 
 LFM2 = ["linear", "_convolve", "linear"]
-LAUNCHES_OF_MIXERS = {"LFM2-1.2B": {"decodes": LFM2, "a chunk of a prompt": LFM2, "both": LFM2}}
+TO_DELTA, AFTER_DELTA = ["linear", "_convolve", "linear", "linear"], ["linear", "_norm_gated", "linear"]
+LAUNCHES_OF_MIXERS = {
+    "LFM2-1.2B": {"decodes": LFM2, "a chunk of a prompt": LFM2, "both": LFM2},
+    "Qwen3.6-35B": {
+        "decodes": [*TO_DELTA, "_delta_decodes", *AFTER_DELTA],
+        "a chunk of a prompt": [*TO_DELTA, "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+        "both": [*TO_DELTA, "_delta_decodes", "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+    },
+}
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -96,3 +96,52 @@ def test_a_convolution_goes_on_from_its_rows_inputs(step: Step, taps: int, is_ga
     assert_same(out, right, dtype)
     assert_same(state, right_state, dtype)
     assert not out[step.num_tokens - step.padding :].any()
+
+
+@DTYPES
+@EACH_STEP
+@pytest.mark.parametrize(("key_heads", "heads", "key_dim", "value_dim"), [(2, 4, 16, 48), (1, 1, 48, 16)])
+def test_the_delta_rule_goes_on_from_its_rows_states(
+    step: Step, key_heads: int, heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    qkv = random(step.num_tokens, 2 * key_heads * key_dim + heads * value_dim, dtype=dtype)
+    gates = random(step.num_tokens, heads, dtype=dtype), random(step.num_tokens, heads, dtype=dtype)
+    decay, bias = -random(heads, dtype=torch.float32).exp(), random(heads, dtype=torch.float32)
+    state = random(9, heads, key_dim, value_dim, dtype=torch.float32)
+    rows = step.lay_out(len(state))
+    right_qkv, right_state, a, b, right_decay, right_bias = widen(qkv, state, *gates, decay, bias)
+    how = key_heads, 2.0
+    right = expected.delta_rule(without_empty(rows), right_qkv, (a, b), right_state, right_decay, right_bias, *how)
+    out = kernels.delta_rule(to_device(rows), qkv, gates, state, decay, bias, *how)
+    assert_same(out, right, dtype)
+    assert_same(state, right_state, dtype)
+    assert not out[step.num_tokens - step.padding :].any()
+
+
+def test_the_delta_rule_of_equal_keys_stays_exact() -> None:
+    """Without decay, the triangular matrix of a chunk is then the hardest to invert."""
+    torch.manual_seed(0)
+    qkv, gate = random(200, 64, dtype=torch.float32), torch.full((200, 1), 30.0, device=DEVICE)
+    qkv[:, 16:32] = qkv[0, 16:32].clone()
+    state, zero = torch.zeros((1, 1, 16, 32), device=DEVICE), torch.zeros(1, device=DEVICE)
+    rows = Step(prompts=(200,)).lay_out(1)
+    given = widen(qkv, gate, state, zero)
+    right = expected.delta_rule(rows, given[0], (given[1], given[1]), given[2], given[3], given[3], 1, 1.0)
+    out = kernels.delta_rule(to_device(rows), qkv, (gate, gate), state, zero, zero, 1, 1.0)
+    assert_same(out, right, torch.float32)
+    assert_same(state, given[2], torch.float32)
+
+
+@DTYPES
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize(("groups", "size", "has_one_weight"), [(4, 16, True), (2, 48, False), (1, 2560, False)])
+def test_a_gated_norm_is_that_of_cpus(
+    groups: int, size: int, has_one_weight: bool, norm_first: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, wide = random(5, groups, size, dtype=dtype), random(5, groups * size + 16, dtype=dtype)
+    weight = random(*((size,) if has_one_weight else (groups, size)), dtype=torch.float32)
+    right_x, right_wide, right_weight = widen(x, wide, weight)
+    right = expected.gated_norm(right_x, right_wide[:, 16:], right_weight, 1e-3, norm_first=norm_first)
+    assert_same(kernels.gated_norm(x, wide[:, 16:], weight, 1e-3, norm_first=norm_first), right, dtype)

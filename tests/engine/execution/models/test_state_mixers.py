@@ -14,6 +14,9 @@ from tests.engine.tiny_models import save_tiny_model
 from conveyor_engine import execution
 from conveyor_engine.execution import native
 from conveyor_engine.execution.kernels import states as triton_states
+from conveyor_engine.execution.models import gpu_trial, state_mixers
+from conveyor_engine.execution.models.gpu_linear import GpuLinear
+from conveyor_engine.execution.models.gpu_packing import pack_model
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.state_mixers import StateMixer, mixer_of
@@ -63,17 +66,39 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
 
 
-@pytest.mark.parametrize("kind", ["lfm2"])
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text"])
 def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
     mixers = replace_mixers(tmp_path, kind, torch.float32)
     assert mixers
     assert None not in mixers
 
 
-@pytest.mark.parametrize(("kind", "kernel"), [("lfm2", "conv")])
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [("lfm2", "conv"), ("qwen3_5_text", "delta_rule"), ("qwen3_5_text", "gated_norm")]
+)
 def test_a_mixer_that_triton_computes_otherwise_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str, use_triton: None
 ) -> None:
     right = getattr(triton_states, kernel)
     monkeypatch.setattr(triton_states, kernel, lambda *given, **named: right(*given, **named).roll(1, 0))
     assert set(replace_mixers(tmp_path, kind, torch.float32)) == {None}
+
+
+def test_a_state_that_is_too_large_for_triton_is_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_triton: None
+) -> None:
+    monkeypatch.setattr(state_mixers, "_SIZES_MAX_TRITON", (15, 256))
+    assert set(replace_mixers(tmp_path, "qwen3_5_text", torch.float32)) == {None}
+
+
+def test_a_mixer_whose_weights_have_few_bits_on_a_gpu_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_triton: None
+) -> None:
+    monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1,))
+    save_tiny_model("qwen3_5_text", tmp_path, hidden_size=64, intermediate_size=128)
+    model = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float16, torch.device("cpu"))
+    pack_model(model, "int8", torch.device("cpu"), lambda _: None)
+    with torch.inference_mode():
+        mixers = [mixer_of(part) for part in model.modules() if isinstance(part.forward, MixerForward)]
+    assert len(mixers) == 2
+    assert all(mixer is not None and isinstance(mixer.in_proj_qkv, GpuLinear) for mixer in mixers)
