@@ -252,6 +252,12 @@ def test_a_spread_without_selector_is_about_the_part_s_own_pods(process: str) ->
     assert pod(deployment)["topologySpreadConstraints"] == [{**ZONES, **selector}]
 
 
+@pytest.mark.parametrize("process", PARTS)
+def test_by_default_the_pods_of_a_rollout_are_spread_without_those_that_they_replace(process: str) -> None:
+    (spread,) = pod(find(render_parts(), "Deployment", f"conveyor-{process}"))["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["matchLabelKeys"]) == ("kubernetes.io/hostname", ["pod-template-hash"])
+
+
 def test_common_labels_are_on_every_object_but_the_crds_and_on_every_pod() -> None:
     objects = render_json(commonLabels={"cost-center": "42"}, podMonitors={"create": True})
     crds = [item for item in render() if item["kind"] == "CustomResourceDefinition"]

@@ -81,7 +81,8 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 # Two pods on one node are one failure; better than none where there is only one node.
-{{- $spread := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" }}
+# Without matchLabelKeys, the pods that a rollout replaces count too, so the new ones would avoid the nodes of the old ones.
+{{- $spread := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" "matchLabelKeys" (list "pod-template-hash") }}
 topologySpreadConstraints:
   {{- range $own.topologySpreadConstraints | default (list $spread) }}
   - {{ toYaml (omit . "labelSelector") | nindent 4 | trim }}
