@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up try e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh arm64 clients vllm peers-tests openapi-fuzz oci keda alerts expose console bench modes batchers soak faults release-dry-run release-check clean
+.PHONY: help venv tools cluster-tools generate check check-generated docs pictures test test-all test-slow test-nightly nightly test-oldest test-oldest-slow test-oldest-nightly set-up try e2e demo demo-url demo-env demo-down demo-model offline-models images cluster cluster-down deploy fresh arm64 clients vllm peers-tests openapi-fuzz oci keda alerts expose console bench modes batchers soak faults lost-nodes release-dry-run release-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -266,8 +266,14 @@ batchers: venv ## Compare dynamic batching with that of six other systems over H
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile
 
-faults: venv tools ## Break the API server and Conveyor's processes in twenty ways, and roll releases forth and back; prints what each fault cost, in 15 minutes
+faults: venv tools ## Break the API server and Conveyor's processes in twenty ways, roll releases forth and back, and run make lost-nodes; prints what each fault cost, in 30 minutes
 	$(PY) -m pytest -p no:cacheprovider -m nightly tests/faults
+	@$(MAKE) --no-print-directory lost-nodes
+
+lost-nodes: set-up ## On a local cluster of two nodes, drain a node, and take its power, its network and its kubelet away
+	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
+		.venv/bin/pytest -c e2e/pytest.ini -m alone e2e/test_node_lost.py e2e/test_two_nodes.py
+	$(PY) -m e2e.cluster down
 
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway --extra console --extra traces

@@ -27,8 +27,9 @@ def load_into_kind() -> None:
         runtime.tag_image(target, image.loaded_last)
 
 
-def load_into_local() -> None:
-    runtime = Containerd("ctr", "--address", local.CONTAINERD_SOCKET)
+def load_into_local(socket: Path = local.CONTAINERD_SOCKET) -> None:
+    """Load the images into the node whose containerd has this socket."""
+    runtime = Containerd("ctr", "--address", socket)
     for key, image in IMAGES.items():
         target = f"{image.repository}:{loaded_tag(key, docker=False)}"
         digest = f"sha256:{image_id(image, docker=False)}"

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import cgroups, gpus, images, keeper, network, programs, sysctls
+from e2e.cluster import cgroups, gpus, images, keeper, mounts, network, programs, second, sysctls
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.containerd import Containerd, remove_shim_sockets
 from e2e.cluster.control_plane import ControlPlane, Settings
-from e2e.cluster.node import NAME, PAUSE_IMAGE, Node
+from e2e.cluster.node import FIRST, PAUSE_IMAGE, Node
 from e2e.cluster.paths import CACHE, REPOSITORY
 from e2e.cluster.processes import Processes, Recorded
 
@@ -69,12 +69,13 @@ def down() -> None:
     """Remove every trace of the cluster. Does nothing if there is none."""
     processes = Processes(FOLDER, die_with_parent=False)
     recorded = processes.recorded()
+    second.SecondNode(FOLDER).remove()
     processes.stop([keeper.NAME], grace_seconds=30)  # it stops the other processes and waits for them
     _stop_processes()  # if the keeper was killed
     network.delete()
     sysctls.restore(FOLDER)
     remove_shim_sockets(FOLDER / "containerd")
-    _unmount_below(FOLDER)
+    mounts.remove_below(FOLDER)
     _remove_kubelet_folder()
     _remove_log_links()
     _remove_empty_folders()
@@ -92,7 +93,7 @@ def left(processes: Sequence[Recorded] = ()) -> list[str]:
         *(f"process {process.pid} ({process.name})" for process in processes if process.alive()),
         *cgroups.left(),
         *network.left(),
-        *(f"mount {point}" for point in _mounts_below(FOLDER)),
+        *(f"mount {point}" for point in mounts.below(FOLDER)),
         *(f"link {link}" for link in _log_links()),
         *(f"folder {folder}" for folder in folders if folder.exists()),
     ]
@@ -122,7 +123,8 @@ def _start() -> None:
     for file, user, group in (
         ("scheduler", "system:kube-scheduler", ""),
         ("proxy", "system:kube-proxy", ""),
-        ("node", f"system:node:{NAME}", "system:nodes"),
+        ("node", f"system:node:{FIRST.name}", "system:nodes"),
+        (second.USER, f"system:node:{second.NAME}", "system:nodes"),
     ):
         control_plane.issue_kubeconfig(file, user, group)
     _mark_kubelet_folder()
@@ -168,19 +170,6 @@ def _node_ready(api: Api) -> bool:
     nodes = api.get("/api/v1/nodes")["items"]
     conditions = [condition for node in nodes for condition in node["status"].get("conditions", [])]
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
-
-
-def _unmount_below(folder: Path) -> None:
-    for point in reversed(_mounts_below(folder)):
-        programs.run("umount", "--lazy", point, check=True)
-    if left := _mounts_below(folder):  # it may contain a user's data, which must not be deleted
-        raise RuntimeError(f"still mounted: {left}")
-
-
-def _mounts_below(folder: Path) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = [line.split()[4].encode().decode("unicode_escape") for line in lines]
-    return [point for point in points if point.startswith(f"{folder}/")]
 
 
 def _mark_kubelet_folder() -> None:

@@ -1,9 +1,10 @@
-"""Configures the programs that turn a control plane into a cluster with one node: their files and flags.
+"""Configures the programs that turn a control plane into a cluster with nodes: their files and flags.
 
-Called by `local`, which starts the programs. Writes files into the cluster's folder and starts nothing.
+Called by `local` and `second`, which start the programs. Writes files into the node's folder and starts nothing.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,40 @@ from e2e.cluster import cgroups, gpus, network
 from e2e.cluster.paths import CACHE
 from e2e.cluster.tools import module_hash
 
-NAME = "conveyor-local"
 PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash()}"
-# The image store outlives the cluster, so that a new cluster does not import gigabytes again.
-IMAGE_STORE = CACHE / "containerd"
 
 Command = list[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What differs between nodes: name, addresses, control group, and the folder of the image store."""
+
+    name: str
+    address: str
+    pod_cidr: str
+    cgroup: str
+    image_store: Path
+
+
+# The image store outlives the cluster, so that a new cluster does not import gigabytes again.
+FIRST = Place(
+    "conveyor-local", network.NODE_ADDRESS, network.FIRST_POD_CIDR, cgroups.NAME, image_store=CACHE / "containerd"
+)
 
 
 class Node:
     """The configuration of the node's programs in `folder`, where the caller writes their kubeconfigs."""
 
-    def __init__(self, folder: Path, authority: Path) -> None:
+    def __init__(self, folder: Path, authority: Path, place: Place = FIRST) -> None:
         self._folder = folder
         self._authority = authority
+        self._place = place
         self.containerd_socket = folder / "containerd.sock"
 
     def containerd(self) -> Command:
         (self._folder / "cni").mkdir(exist_ok=True)
-        cni = network.cni_configuration(self._folder / "cni-addresses")
+        cni = network.cni_configuration(self._folder / "cni-addresses", self._place.pod_cidr)
         (self._folder / "cni" / "10-conveyor.conflist").write_text(json.dumps(cni))
         config = self._folder / "containerd.toml"
         config.write_text(self._containerd_configuration())
@@ -48,8 +64,8 @@ class Node:
             "kubelet",
             f"--config={config}",
             f"--kubeconfig={self._kubeconfig('node')}",
-            f"--hostname-override={NAME}",
-            f"--node-ip={network.NODE_ADDRESS}",
+            f"--hostname-override={self._place.name}",
+            f"--node-ip={self._place.address}",
             f"--node-labels={gpus.LABEL}=true",
             f"--root-dir={self._folder}/kubelet",
             f"--cert-dir={self._folder}/kubelet/pki",
@@ -60,12 +76,12 @@ class Node:
             "mode": "nftables",
             "clusterCIDR": network.POD_CIDR,
             "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy"))},
-            "hostnameOverride": NAME,
+            "hostnameOverride": self._place.name,
             # Do not change the machine's settings.
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-            "healthzBindAddress": f"{network.NODE_ADDRESS}:10256",
-            "metricsBindAddress": f"{network.NODE_ADDRESS}:10249",
-            "nodePortAddresses": [f"{network.NODE_ADDRESS}/32"],
+            "healthzBindAddress": f"{self._place.address}:10256",
+            "metricsBindAddress": f"{self._place.address}:10249",
+            "nodePortAddresses": [f"{self._place.address}/32"],
         }
         config = self._write("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration", content)
         return ["kube-proxy", f"--config={config}"]
@@ -96,11 +112,11 @@ class Node:
         return {
             "authentication": {"x509": {"clientCAFile": str(self._authority)}, "webhook": {"enabled": True}},
             "authorization": {"mode": "Webhook"},
-            "address": network.NODE_ADDRESS,
-            "healthzBindAddress": network.NODE_ADDRESS,
+            "address": self._place.address,
+            "healthzBindAddress": self._place.address,
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{cgroups.NAME}",
+            "cgroupRoot": f"/{self._place.cgroup}",
             "makeIPTablesUtilChains": False,  # the chains are not needed, and would remain
             "failCgroupV1": False,
             "failSwapOn": False,
@@ -122,7 +138,7 @@ class Node:
 version = 2
 # It would leave a socket in /var/run. Debian's containerd has no such plugin, and does not mind.
 disabled_plugins = ["io.containerd.nri.v1.nri"]
-root = "{IMAGE_STORE}"
+root = "{self._place.image_store}"
 state = "{folder}/containerd"
 [grpc]
   address = "{self.containerd_socket}"
@@ -141,7 +157,7 @@ state = "{folder}/containerd"
   runtime_type = "io.containerd.runc.v2"
 {cri}.containerd.runtimes.runc.options]
   Root = "{folder}/runc"
-  ShimCgroup = "/{cgroups.SHIMS}"
+  ShimCgroup = "/{cgroups.shims(self._place.cgroup)}"
 """
 
 

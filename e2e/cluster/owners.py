@@ -14,9 +14,9 @@ from e2e.cluster.paths import CACHE
 _PROC = Path("/proc")
 # Arguments of the cluster's programs, and mount points of its pods.
 _FILE = re.compile(
-    r"(/[^\0=:,]*)/local/(?:containerd\.(?:toml|sock)|[\w.-]*kubeconfig|Kube\w+Configuration\.json|Corefile)(?=[\0:,])"
+    r"(/[^\0=:,]*)/local/(?:second/)?(?:containerd\.(?:toml|sock)|[\w.-]*kubeconfig|Kube\w+Configuration\.json|Corefile)(?=[\0:,])"
 )
-_MOUNT = re.compile(r"(/.*)/local/(?:containerd|kubelet)/.+")
+_MOUNT = re.compile(r"(/.*)/local/(?:second/)?(?:containerd|kubelet)/.+")
 
 
 def describe_others() -> list[str]:

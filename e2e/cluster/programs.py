@@ -34,6 +34,7 @@ DEBIAN_PACKAGES = {
     "iptables": "iptables",
     "mount": "mount",
     "nft": "nftables",
+    "nsenter": "util-linux",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
     "qemu-aarch64-static": "qemu-user-static",
     "runc": "runc",
@@ -55,7 +56,8 @@ INSTALLED_BY_PEOPLE = {
 }
 # Programs for a local cluster, and for building its images.
 CLUSTER = (
-    "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
+    "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "nsenter", "socat",
+    "umount", "unshare"
 )  # fmt: skip
 IMAGES = ("buildah", "debootstrap")
 CLIENTS = ("node", "npm", "java", "javac", "mvn", "cargo")

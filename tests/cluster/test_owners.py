@@ -34,8 +34,9 @@ def test_the_processes_of_another_cluster_are_named_with_the_command_that_remove
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
     reason="needs a mount namespace of its own, so root",
 )
-def test_a_killed_cluster_is_known_by_its_mounts(tmp_path: Path) -> None:
-    point = tmp_path / "local" / "containerd" / "netns"
+@pytest.mark.parametrize("node", ["local", "local/second"])
+def test_a_killed_cluster_is_known_by_its_mounts(tmp_path: Path, node: str) -> None:
+    point = tmp_path / node / "containerd" / "netns"
     point.mkdir(parents=True)
     code = "import json; from e2e.cluster import owners; print(json.dumps(owners.describe_others()))"
     alone = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {point} && exec "$@"', "sh"]
