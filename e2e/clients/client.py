@@ -16,9 +16,7 @@ class Client:
     """A row of the matrix."""
 
     name: str  # the client's name, and after a comma what is done with it
-    packages: tuple[
-        str, ...
-    ]  # of npm, if the first begins with `npm:`, else of another language; the first is the client itself
+    packages: tuple[str, ...]  # those of npm begin with `npm:`; the first is the client itself
     command: tuple[str, ...]
     ran: str  # for people
     judge: Callable[[str, Path], str] = reports.named_checks  # (its output, `{out}`) -> what passed

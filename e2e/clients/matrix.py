@@ -12,6 +12,7 @@ from e2e.peers_tests import source
 
 BROWSER = ("npm:@sparticuz/chromium@147.0.0", "npm:puppeteer-core@24.43.1")
 PAGE_ORIGIN = "http://localhost:8000"  # of the page in the browser; the gateway must allow it
+OPEN_WEBUI = ("open-webui==0.12.4", "torch==2.15.0", *BROWSER)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 LITELLM = ("litellm==1.106.2", "mcp==2.3.0")  # litellm imports mcp for a request with tools, but does not install it
@@ -191,7 +192,7 @@ CLIENTS = (
     ),
     Client(
         "open-webui",
-        ("open-webui==0.12.4", "torch==2.15.0"),
+        OPEN_WEBUI,
         python("open_webui_python.py"),
         "models and a streamed conversation through its server, as its page sends them",
     ),
@@ -358,6 +359,13 @@ CLIENTS = (
         ("langchain-openai==1.7.3",),
         python("langchain_sight.py"),
         "a picture as LangChain's block and as OpenAI's part, a conversation about it, streamed, batch, async",
+        task="see",
+    ),
+    Client(
+        "open-webui, images in chats",
+        OPEN_WEBUI,
+        python("open_webui_sight.py"),
+        "its page in Chromium: an uploaded picture, a question about it, a second question",
         task="see",
     ),
     *SCRIPTED,

@@ -63,12 +63,13 @@ def install(client: Client) -> Path:
         for old in FOLDER.glob(f"{name}-{'?' * len(key)}"):
             shutil.rmtree(old, ignore_errors=True)
         folder.mkdir(parents=True)
-        if client.packages[0].startswith("npm:"):
-            packages = [package.removeprefix("npm:") for package in client.packages]
-            _step("npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *packages)
-        else:
-            _step("uv", "venv", "--quiet", "--clear", "--python", sys.executable, folder)
-            _step("uv", "pip", "install", "--quiet", "--python", folder / "bin" / "python", *client.packages)
+        npm = [package.removeprefix("npm:") for package in client.packages if package.startswith("npm:")]
+        python = [package for package in client.packages if not package.startswith("npm:")]
+        if npm:
+            _step("npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *npm)
+        if python:
+            _step("uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder)
+            _step("uv", "pip", "install", "--quiet", "--python", folder / "bin" / "python", *python)
         (folder / _COMPLETE).touch()
     return folder
 

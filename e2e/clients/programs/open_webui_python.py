@@ -1,38 +1,12 @@
-"""Open WebUI's own server, which has the service as its only OpenAI connection.
-
-The checks send requests to Open WebUI's server as its page does, with a stream.
-"""
+"""Requests to Open WebUI's own server as its page sends them, with a stream."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import httpx
-from checks import MODEL, QUESTION, URL, run
+from checks import MODEL, QUESTION, run
+from open_webui import BASE, serving
 
-PORT = 19480
-START_SECONDS_MAX = 400
-SETTINGS = {
-    "OPENAI_API_BASE_URL": URL, "OPENAI_API_KEY": "any", "ENABLE_OLLAMA_API": "False", "WEBUI_AUTH": "False",
-    "OFFLINE_MODE": "True", "HF_HUB_OFFLINE": "1", "RAG_EMBEDDING_ENGINE": "openai", "ANONYMIZED_TELEMETRY": "False",
-}  # fmt: skip
-http = httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=60)
-
-
-def wait_healthy(server: subprocess.Popen[bytes]) -> None:
-    for _ in range(START_SECONDS_MAX):
-        assert server.poll() is None, "open-webui ended"
-        try:
-            if http.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(1)
-    raise AssertionError("open-webui did not start")
+http = httpx.Client(base_url=BASE, timeout=60)
 
 
 def models() -> None:
@@ -63,19 +37,5 @@ def a_conversation() -> None:
     assert send([*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "And a list?"}])
 
 
-with tempfile.TemporaryDirectory() as folder:
-    program = Path(sys.executable).with_name("open-webui")
-    command = [program, "serve", "--host", "127.0.0.1", "--port", str(PORT)]
-    with (Path(folder) / "log").open("wb") as log:
-        server = subprocess.Popen(
-            command, env=os.environ | SETTINGS | {"DATA_DIR": folder}, cwd=folder, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        wait_healthy(server)
-        run(models, a_conversation)
-    except BaseException:
-        print((Path(folder) / "log").read_text()[-2000:])
-        raise
-    finally:
-        server.terminate()
-        server.wait()
+with serving():
+    run(models, a_conversation)
