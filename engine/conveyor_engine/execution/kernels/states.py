@@ -2,6 +2,7 @@
 
 from conveyor_engine.execution.kernels.gated_delta import delta_rule
 from conveyor_engine.execution.kernels.gated_norm import gated_norm
+from conveyor_engine.execution.kernels.mamba2 import mamba2
 from conveyor_engine.execution.kernels.state_conv import conv
 
-__all__ = ["conv", "delta_rule", "gated_norm"]
+__all__ = ["conv", "delta_rule", "gated_norm", "mamba2"]

@@ -164,8 +164,6 @@ def mixer_of(mixer: nn.Module) -> StateMixer | None:
     ours = load_kernels(weight.device)
     if kind is None or ours is None or (ours is native_states and not native.supports(weight.dtype)):
         return None
-    if ours is not native_states and kind is Mamba2:
-        return None
     exact = _widen(mixer)
     shapes = find_shapes(exact)
     if not _fit_kernels(shapes, ours) or not _compute_same(exact, kind(exact, shapes), shapes):

@@ -47,6 +47,7 @@ EXPERTS = {
 
 LAUNCHED_BY = {
     "lfm2": {"_convolve"},
+    "nemotron_h": {"_convolve", "_mamba2_decodes", "_mamba2_chunks", "_norm_gated"},
     "qwen3_5_text": {"_convolve", "_delta_decodes", "_delta_matrices", "_delta_chunks", "_norm_gated"},
 }
 

@@ -117,10 +117,11 @@ def make_core(
     [
         ("llama", 2),
         pytest.param("lfm2", 3, marks=NEEDS_LFM2),
+        ("nemotron_h", 3),
         ("qwen3_5_text", 3),
         pytest.param("gemma2", 3, marks=pytest.mark.nightly),
     ],
-    ids=["llama", "lfm2", "qwen3_5_text", "gemma2"],
+    ids=["llama", "lfm2", "nemotron_h", "qwen3_5_text", "gemma2"],
 )
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str, num_layers: int

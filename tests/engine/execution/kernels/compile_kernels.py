@@ -116,6 +116,10 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False
                     place = (name, step, capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_mixer(name, of_mixers)()
+                    if capability == SMALL_CAPABILITIES[0]:  # for the trial at the start
+                        place = (name, f"{step}, float32", capability)
+                        with FakeTensorMode(), torch.inference_mode():
+                            prepare_mixer(name, of_mixers, torch.float32)()
             place = ("sampler", "draws", capability)
             with FakeTensorMode(), torch.inference_mode():
                 prepare_uniforms(64)()

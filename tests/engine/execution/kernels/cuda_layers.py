@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
@@ -30,7 +32,7 @@ from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, Laye
 from conveyor_engine.execution.models.linear import build_linear
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.recognise import attention_class, layer_class
-from conveyor_engine.execution.models.state_mixers import GatedDeltaNet, ShortConv, StateMixer, find_shapes
+from conveyor_engine.execution.models.state_mixers import GatedDeltaNet, Mamba2, ShortConv, StateMixer, find_shapes
 from conveyor_engine.execution.states import States
 
 CUDA = torch.device("cuda")
@@ -120,6 +122,45 @@ class Mixer:
 
 MIXERS = {
     "LFM2-1.2B": Mixer(Lfm2ShortConv, ShortConv, "lfm2", {"hidden_size": 2048, "layer_types": ["conv"]}),
+    "Nemotron-H-8B": Mixer(
+        NemotronHMamba2Mixer,
+        Mamba2,
+        "nemotron_h",
+        {
+            "hidden_size": 4096,
+            "layers_block_type": ["mamba"],
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+        },
+    ),
+    "Nemotron-H-47B": Mixer(
+        NemotronHMamba2Mixer,
+        Mamba2,
+        "nemotron_h",
+        {
+            "hidden_size": 8192,
+            "layers_block_type": ["mamba"],
+            "mamba_num_heads": 256,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 256,
+        },
+    ),
+    "Granite-4.0-H": Mixer(
+        GraniteMoeHybridMambaLayer,
+        Mamba2,
+        "granitemoehybrid",
+        {
+            "hidden_size": 4096,
+            "layer_types": ["mamba"],
+            "mamba_n_heads": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+        },
+    ),
     "Qwen3.6-35B": Mixer(
         Qwen3_5GatedDeltaNet,
         GatedDeltaNet,

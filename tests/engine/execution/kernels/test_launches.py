@@ -118,7 +118,15 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
 
 LFM2 = ["linear", "_convolve", "linear"]
 TO_DELTA, AFTER_DELTA = ["linear", "_convolve", "linear", "linear"], ["linear", "_norm_gated", "linear"]
+MAMBA2 = {
+    "decodes": ["linear", "_convolve", "_mamba2_decodes", "_norm_gated", "linear"],
+    "a chunk of a prompt": ["linear", "_convolve", "_mamba2_chunks", "_norm_gated", "linear"],
+    "both": ["linear", "_convolve", "_mamba2_decodes", "_mamba2_chunks", "_norm_gated", "linear"],
+}
 LAUNCHES_OF_MIXERS = {
+    "Nemotron-H-8B": MAMBA2,
+    "Nemotron-H-47B": MAMBA2,
+    "Granite-4.0-H": MAMBA2,
     "LFM2-1.2B": {"decodes": LFM2, "a chunk of a prompt": LFM2, "both": LFM2},
     "Qwen3.6-35B": {
         "decodes": [*TO_DELTA, "_delta_decodes", *AFTER_DELTA],

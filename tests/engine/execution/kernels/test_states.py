@@ -134,6 +134,29 @@ def test_the_delta_rule_of_equal_keys_stays_exact() -> None:
 
 
 @DTYPES
+@EACH_STEP
+@pytest.mark.parametrize(("heads", "dim", "groups", "size"), [(4, 16, 2, 48), (1, 48, 1, 16)])
+def test_mamba2_goes_on_from_its_rows_states(
+    step: Step, heads: int, dim: int, groups: int, size: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    xbc = random(step.num_tokens, heads * dim + 2 * groups * size, dtype=dtype)
+    wide = random(step.num_tokens, 16 + heads, dtype=dtype)
+    of_heads = [random(heads, dtype=torch.float32) for _ in range(3)]
+    of_heads[0] = -of_heads[0].sigmoid()  # large decays cost digits, because their sums over a chunk are subtracted
+    state = random(9, heads, dim, size, dtype=torch.float32)
+    rows, limits = step.lay_out(len(state)), (0.5, 1.5)
+    right_xbc, right_wide, right_state, decay, direct, bias = widen(xbc, wide, state, *of_heads)
+    right = expected.mamba2(
+        without_empty(rows), right_xbc, right_wide[:, 16:], right_state, (decay, direct, bias), groups, limits
+    )
+    out = kernels.mamba2(to_device(rows), xbc, wide[:, 16:], state, tuple(of_heads), groups, limits)
+    assert_same(out, right, dtype)
+    assert_same(state, right_state, dtype)
+    assert not out[step.num_tokens - step.padding :].any()
+
+
+@DTYPES
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize(("groups", "size", "has_one_weight"), [(4, 16, True), (2, 48, False), (1, 2560, False)])
 def test_a_gated_norm_is_that_of_cpus(

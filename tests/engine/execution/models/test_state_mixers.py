@@ -66,7 +66,7 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("kind", ["bamba", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text"])
 def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
     mixers = replace_mixers(tmp_path, kind, torch.float32)
     assert mixers
@@ -74,7 +74,8 @@ def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton
 
 
 @pytest.mark.parametrize(
-    ("kind", "kernel"), [("lfm2", "conv"), ("qwen3_5_text", "delta_rule"), ("qwen3_5_text", "gated_norm")]
+    ("kind", "kernel"),
+    [("lfm2", "conv"), ("nemotron_h", "mamba2"), ("nemotron_h", "gated_norm"), ("qwen3_5_text", "delta_rule")],
 )
 def test_a_mixer_that_triton_computes_otherwise_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str, use_triton: None
@@ -91,6 +92,7 @@ def test_a_state_that_is_too_large_for_triton_is_left_to_transformers(
     assert set(replace_mixers(tmp_path, "qwen3_5_text", torch.float32)) == {None}
 
 
+@pytest.mark.slow
 def test_a_mixer_whose_weights_have_few_bits_on_a_gpu_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_triton: None
 ) -> None:
