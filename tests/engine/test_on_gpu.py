@@ -16,7 +16,7 @@ from tests.engine import embedding_cores, encoders
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.loop.test_plain_steps import request_everything
 from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
-from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE, WITH_STATES
+from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
 from conveyor_bench.gpu.gpu_tests import REHEARSES
 from conveyor_engine.execution.graphs.cuda import run_again
@@ -72,9 +72,9 @@ def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that
         core = make_core(ref, enforce_eager=enforce_eager, max_num_batched_tokens=200)
         assert isinstance(core.executor, GenerateRunner)
         if DEVICE == "cuda":
-            graphs, is_captured = core.executor.graphs, not enforce_eager and kind not in WITH_STATES
-            assert core.executor.graph_sizes == ([1, 2, 4] if is_captured else [])
-            assert (graphs.sizes("mixed") if graphs else []) == (token_sizes(200) if is_captured else [])
+            graphs = core.executor.graphs
+            assert core.executor.graph_sizes == ([] if enforce_eager else [1, 2, 4])
+            assert (graphs.sizes("mixed") if graphs else []) == ([] if enforce_eager else token_sizes(200))
         request_everything(core, ref.prompts)
         answers.append({name: (tokens_of(output), output[-1].finish_reason) for name, output in run(core).items()})
     assert answers[0] == answers[1]

@@ -1,6 +1,7 @@
 /* Token mixers that keep a state of fixed size for each row: a short causal convolution, the gated delta rule, Mamba-2
- * (SSD) and their gated norm. Each sequence of a step goes on from its row's state and leaves the new one there. A state
- * is computed in parts that fit into the first cache, each of them over all tokens of its sequence. */
+ * (SSD) and their gated norm. Each sequence of a step goes on from its row's state and leaves the new one there; without
+ * tokens, it leaves the state as it is. A state is computed in parts that fit into the first cache, each of them over all
+ * tokens of its sequence. */
 #include <math.h>
 #include "kernels.h"
 #include "simd.h"
@@ -14,6 +15,7 @@ INLINE void conv_channels(const int bf16, const cv_conv *c, int64_t seq, int64_t
     const cv_state_rows *r = &c->rows;
     const int64_t n = c->channels, taps = c->taps, end = r->query_start[seq + 1];
     const int64_t state = r->rows[seq] * taps * n + channel;
+    if (r->query_start[seq] == end) return;
     vf held[TAPS_MAX], weight[TAPS_MAX];
     for (int64_t k = 0; k < taps; k++) {
         held[k] = r->fresh[seq] ? (vf){0} : vf_get(bf16, c->state, state + k * n);
@@ -90,6 +92,7 @@ INLINE void delta_token(const int bf16, const int width, const cv_delta *c, floa
 
 INLINE void delta_columns(const int bf16, const int width, const cv_delta *c, int64_t seq, int64_t head, int64_t column) {
     const cv_state_rows *r = &c->rows;
+    if (r->query_start[seq] == r->query_start[seq + 1]) return;
     float *state = c->state + ((r->rows[seq] * c->value_heads + head) * c->key_dim) * c->value_dim + column;
     if (r->fresh[seq])
         for (int64_t i = 0; i < c->key_dim; i++)
@@ -140,6 +143,7 @@ INLINE void ssd_head(const int bf16, const cv_ssd *c, int64_t seq, int64_t head)
     const cv_state_rows *r = &c->rows;
     const int64_t begin = r->query_start[seq], end = r->query_start[seq + 1], numbers = c->head_dim * c->size;
     float *state = c->state + (r->rows[seq] * c->heads + head) * numbers;
+    if (begin == end) return;
     if (r->fresh[seq]) memset(state, 0, (size_t)numbers * sizeof *state);
     for (int64_t t = begin; t < end; t++) ssd_token(bf16, c, state, t, head, r->fresh[seq] || end - begin > 1);
 }

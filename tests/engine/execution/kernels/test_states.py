@@ -52,13 +52,6 @@ def to_device(rows: StateRows) -> StateRows:
     return replace(rows, **{name: getattr(rows, name).to(DEVICE) for name in ("query_start", "rows", "is_new")})
 
 
-def without_empty(rows: StateRows) -> StateRows:
-    """Return the sequences that have tokens. The kernels for CPUs also begin those that have none."""
-    has_tokens = rows.query_start.diff() > 0
-    starts = torch.cat([rows.query_start[:-1][has_tokens], rows.query_start[-1:]])
-    return replace(rows, query_start=starts, rows=rows.rows[has_tokens], is_new=rows.is_new[has_tokens])
-
-
 def widen(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [each.cpu().float().clone() for each in tensors]
 
@@ -83,7 +76,7 @@ def test_a_convolution_goes_on_from_its_rows_inputs(step: Step, taps: int, is_ga
     wide_right, right_state = widen(wide, state)
     first, second, x_right = wide_right.chunk(3, dim=-1)
     right = expected.conv(
-        without_empty(rows),
+        rows,
         x_right,
         right_state,
         weight.cpu(),
@@ -112,7 +105,7 @@ def test_the_delta_rule_goes_on_from_its_rows_states(
     rows = step.lay_out(len(state))
     right_qkv, right_state, a, b, right_decay, right_bias = widen(qkv, state, *gates, decay, bias)
     how = key_heads, 2.0
-    right = expected.delta_rule(without_empty(rows), right_qkv, (a, b), right_state, right_decay, right_bias, *how)
+    right = expected.delta_rule(rows, right_qkv, (a, b), right_state, right_decay, right_bias, *how)
     out = kernels.delta_rule(to_device(rows), qkv, gates, state, decay, bias, *how)
     assert_same(out, right, dtype)
     assert_same(state, right_state, dtype)
@@ -148,7 +141,7 @@ def test_mamba2_goes_on_from_its_rows_states(
     rows, limits = step.lay_out(len(state)), (0.5, 1.5)
     right_xbc, right_wide, right_state, decay, direct, bias = widen(xbc, wide, state, *of_heads)
     right = expected.mamba2(
-        without_empty(rows), right_xbc, right_wide[:, 16:], right_state, (decay, direct, bias), groups, limits
+        rows, right_xbc, right_wide[:, 16:], right_state, (decay, direct, bias), groups, limits
     )
     out = kernels.mamba2(to_device(rows), xbc, wide[:, 16:], state, tuple(of_heads), groups, limits)
     assert_same(out, right, dtype)
