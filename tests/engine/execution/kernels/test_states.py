@@ -140,9 +140,7 @@ def test_mamba2_goes_on_from_its_rows_states(
     state = random(9, heads, dim, size, dtype=torch.float32)
     rows, limits = step.lay_out(len(state)), (0.5, 1.5)
     right_xbc, right_wide, right_state, decay, direct, bias = widen(xbc, wide, state, *of_heads)
-    right = expected.mamba2(
-        rows, right_xbc, right_wide[:, 16:], right_state, (decay, direct, bias), groups, limits
-    )
+    right = expected.mamba2(rows, right_xbc, right_wide[:, 16:], right_state, (decay, direct, bias), groups, limits)
     out = kernels.mamba2(to_device(rows), xbc, wide[:, 16:], state, tuple(of_heads), groups, limits)
     assert_same(out, right, dtype)
     assert_same(state, right_state, dtype)
