@@ -42,7 +42,7 @@ async def test_the_pages_work_in_a_browser(
 
         await asyncio.to_thread(cluster.apply_service, "broken")
         await asyncio.to_thread(set_ready, cluster, "broken", DOWN, autoscaling={"message": HOSTILE})
-        url = f"{gateway.url}/{service}"
+        url = f"{gateway.url}/{service}/v1"
         told: dict[str, object] = {"readyReplicas": 1, "model": {"name": "tiny", "task": "Generate"}, "url": url}
         await asyncio.to_thread(set_ready, cluster, "tiny", READY, **told, desiredReplicas=1)
         sending = [asyncio.create_task(send()) for _ in range(6)]

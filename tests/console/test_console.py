@@ -177,6 +177,7 @@ def test_services_in_trouble_come_first_with_their_reason(
     assert text.index("b-down") < text.index("a-well")
     assert "2 services: 1 not ready, 0 to look at, 1 well." in text
     assert "ImagePullFailed: the image does not exist" in text
+    assert "<small>Continuous</small>" in text, "the task is not known yet"
 
 
 def test_the_stream_sends_only_lines_that_have_changed(console: ConsoleProcess, cluster: Cluster, token: str) -> None:

@@ -46,7 +46,7 @@ async def service(
 ) -> AsyncIterator[str]:
     """A service with an engine that generates text."""
     async with serving(engine, [gateway], crd, namespace) as key:
-        await asyncio.to_thread(report, Cluster(crd, namespace), f"{gateway.url}/{key}")
+        await asyncio.to_thread(report, Cluster(crd, namespace), f"{gateway.url}/{key}/v1")
         await asyncio.to_thread(playground.wait_for, "Most tokens", token, f"/services/{key}/try")
         yield key
 

@@ -101,7 +101,7 @@ async def test_the_form_of_a_task_is_answered_with_a_receipt_and_its_command_too
     task = TASKS[served.name]
     async with serving(served.engine, [gateway], crd, namespace) as service:
         path, status = f"/services/{service}/try", {"model": {"name": "tiny", "task": served.name}}
-        url = f"{gateway.url}/{service}"
+        url = f"{gateway.url}/{service}/v1"
         await asyncio.to_thread(Cluster(crd, namespace).set_status, "tiny", **status, readyReplicas=1, url=url)
         page = await asyncio.to_thread(playground.wait_for, '<form id="try"', token, path)
         fields = list(read_fields(page).items())

@@ -126,7 +126,8 @@ def _render_text(progress: Progress) -> str:
 
 
 def _find_url(service: Service) -> str:
-    return service.url or f"http://GATEWAY/{service.key}"
+    """Return the URL that paths of the API follow. `status.url` is the one for OpenAI clients, which ends with /v1."""
+    return service.url.removesuffix("/v1") or f"http://GATEWAY/{service.key}"
 
 
 def _find_model(service: Service) -> str:
