@@ -18,10 +18,12 @@ def _only_our_cluster() -> None:
     kube.require_our_cluster()
 
 
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _plugin() -> Iterator[None]:
     """kubectl finds the plugin beside the Python that runs the stories."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        yield
 
 
 # Stories with these marks run only if `-m` names the mark.

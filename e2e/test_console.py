@@ -1,25 +1,48 @@
 """The console on a whole cluster with faults: a team's ServiceAccount finds in its pages which service is not well and
-why, why a request was slow, and who used what, and sees nothing of another team."""
+why, why a request was slow, and who used what, and sees nothing of another team. Once by HTTP, and once in Chromium."""
 
 import asyncio
 import json
 import re
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 
 from conveyor_kubectl.forwarding import forwarded
-from e2e import kube
+from e2e import browser, kube
+from e2e.cluster import programs
 from e2e.deploy import install
 from e2e.gateway import service_url
 from e2e.services import provide_namespace, service
 
 MAX_MEMORY = 100 << 20
 LONG = {"messages": [{"role": "user", "content": "Tell me about lists."}], "max_tokens": 200, "ignore_eos": True}
+NIGHT = Path(browser.__file__).with_name("night.mjs")
 KINDS = "inferenceservices.conveyor.dev,apikeys.conveyor.dev,events"
+
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("chart")]
+
+
+@dataclass(frozen=True)
+class Team:
+    """A namespace with services, the keys of its callers by name, and the token of somebody who may look."""
+
+    namespace: str
+    keys: dict[str, str]
+    token: str
+
+
+@pytest.fixture(scope="module")
+def team(shared_namespace: str) -> Team:
+    """The team whose services have faults, on a cluster with the console."""
+    install("console.enabled=true", "console.playground=true")
+    return Team(shared_namespace, seed(shared_namespace), create_reader(shared_namespace))
 
 
 @pytest.fixture
@@ -81,15 +104,15 @@ async def sending(namespace: str, keys: dict[str, str]) -> AsyncIterator[list[st
             await asyncio.gather(*senders, return_exceptions=True)
 
 
-async def wait_for(http: httpx.AsyncClient, path: str, *texts: str, seconds: float = 120) -> str:
-    """Return the page when it contains all texts."""
+async def wait_for(http: httpx.AsyncClient, path: str, *patterns: str, seconds: float = 120) -> str:
+    """Return the page when it contains all regular expressions."""
     page = ""
     for _ in range(int(seconds)):
         page = (await http.get(path)).text
-        if all(text in page for text in texts):
+        if all(re.search(pattern, page) for pattern in patterns):
             return page
         await asyncio.sleep(1)
-    raise AssertionError(f"{path} does not contain {texts}: {re.sub(r'<[^>]*>', ' ', page)}")
+    raise AssertionError(f"{path} does not contain {patterns}: {re.sub(r'<[^>]*>', ' ', page)}")
 
 
 def read_memory() -> int:
@@ -101,18 +124,23 @@ def read_memory() -> int:
     return int(found[0]["memory"]["workingSetBytes"]) if found else 0
 
 
-@pytest.mark.nightly
-@pytest.mark.xdist_group("chart")
-async def test_a_team_finds_its_faults_in_the_console(
-    namespace: str, other_team: str, request: pytest.FixtureRequest
-) -> None:
-    await asyncio.to_thread(install, "console.enabled=true")
-    keys = await asyncio.to_thread(seed, namespace)
-    token = await asyncio.to_thread(create_reader, namespace)
+@asynccontextmanager
+async def watching(team: Team) -> AsyncIterator[tuple[str, list[str]]]:
+    """Yield the console's URL, and the ids of answered requests, while requests wait for `busy`."""
     async with (
         forwarded(kube.SYSTEM_NAMESPACE, "service/conveyor-console", 80, ()) as url,
-        httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as http,
-        sending(namespace, keys) as answered,
+        sending(team.namespace, team.keys) as answered,
+    ):
+        yield url, answered
+
+
+async def test_a_team_finds_its_faults_in_the_console(
+    team: Team, other_team: str, request: pytest.FixtureRequest
+) -> None:
+    namespace = team.namespace
+    async with (
+        watching(team) as (url, answered),
+        httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {team.token}"}, timeout=60) as http,
     ):
         overview = await wait_for(http, "/", "ModelNotFound", "Unschedulable", f"{namespace}/</span>well")
         rows = re.findall(r'href="/services/[^/]+/(\w+)"', overview)
@@ -121,8 +149,8 @@ async def test_a_team_finds_its_faults_in_the_console(
         assert other_team not in overview
 
         page = f"/services/{namespace}/busy"
-        busy = await wait_for(http, page, f"{namespace}/heavy</td>", f"{namespace}/light</td>", "in the gateway&#39;s")
-        assert re.search(rf"{namespace}/heavy</td><td data-label=\"Queued\">[4-6]<", busy)
+        heavy = f'{namespace}/heavy</td><td data-label="Queued">[4-6]<'
+        await wait_for(http, page, heavy, f"{namespace}/light</td>", "in the gateway&#39;s")
         await asyncio.to_thread(kube.wait_until, "an answer", lambda: answered, 120)
         told = (await http.get("/requests", params={"id": answered[-1]})).text
         assert re.search(
@@ -140,3 +168,25 @@ async def test_a_team_finds_its_faults_in_the_console(
         memory = await asyncio.to_thread(kube.wait_until, "the pod's memory", read_memory, 60)
         assert memory < MAX_MEMORY
         request.node.user_properties.append(("figure", f"memory of the console's pod: {memory / (1 << 20):.0f} MiB"))
+
+
+async def test_a_person_finds_them_in_a_browser_at_night(team: Team, request: pytest.FixtureRequest) -> None:
+    packages = await asyncio.to_thread(browser.provide)
+    headers = {"Authorization": f"Bearer {team.token}"}
+    async with watching(team) as (url, answered):
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+            await wait_for(http, "/", "ModelNotFound", "Unschedulable")
+            await asyncio.to_thread(kube.wait_until, "an answer", lambda: answered, 120)
+            await wait_for(http, "/usage", f"{team.namespace}/heavy")
+        command = programs.command("node", NIGHT, url, team.token, team.namespace, browser.PICTURES)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(), 150)
+        finally:
+            if process.returncode is None:
+                process.kill()
+    assert process.returncode == 0, errors.decode()
+    for line in output.decode().splitlines():
+        request.node.user_properties.append(("figure", f"a script in Chromium found {line}"))

@@ -47,12 +47,12 @@ INSTALLED_BY_PEOPLE = {
     "docker": "Docker is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
     "kind": "kind is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
     "go": "Go is needed to build Kubernetes: install Go 1.26 or newer",
-    "node": "Node.js is needed for one of the clients: install Node.js 20 or newer",
+    "node": "Node.js is needed for a client and for the browser: install Node.js 20 or newer",
     **dict.fromkeys(
         ("java", "javac", "mvn"), "Java clients need a JDK and Maven: install JDK 17 or newer, and Maven 3"
     ),
     "cargo": "Rust is needed for one of the clients: install Rust 1.85 or newer with cargo",
-    "npm": "npm is needed for one of the clients: install Node.js 20 or newer with npm",
+    "npm": "npm is needed for a client and for the browser: install Node.js 20 or newer with npm",
 }
 # Programs for a local cluster, and for building its images.
 CLUSTER = (
