@@ -13,8 +13,10 @@ from tests.engine.references import Reference, add, run, tokens_of
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models import state_mixers
 from conveyor_engine.execution.models.adapters import Adapters
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
 from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
@@ -90,6 +92,19 @@ def test_layers_with_states_compute_each_part_of_a_step_with_its_adapters(
     adapted: Callable[[str], Adapted], backend: str
 ) -> None:
     core = adapted("qwen3_5_text").make_core(attention_backend=backend, max_num_seqs=8, max_num_batched_tokens=16)
+    adapted("qwen3_5_text").expect(core, (0, 2))
+
+
+def test_their_layers_that_one_product_computes_have_the_adapter_in_the_right_slice(
+    adapted: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU joins them. The kernels for CPUs can compute so too."""
+    group = state_mixers._group
+    monkeypatch.setattr(state_mixers, "_group", lambda linears, joins: group(linears, joins=True))
+    core = adapted("qwen3_5_text").make_core(attention_backend="auto", max_num_seqs=8, max_num_batched_tokens=16)
+    assert isinstance(core.executor, GenerateRunner)
+    mixers = [part for part in core.executor.model.modules() if isinstance(part, state_mixers.GatedDeltaNet)]
+    assert [len(sizes) for mixer in mixers for sizes in mixer.sizes_of_inputs.values()] == [4, 4]
     adapted("qwen3_5_text").expect(core, (0, 2))
 
 

@@ -19,6 +19,7 @@ from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, PackedLinear
+from conveyor_engine.execution.models.state_mixers import StateMixer
 from conveyor_protocol.failure_reasons import FailureReason
 
 _Like = tuple[torch.device, torch.dtype]
@@ -203,6 +204,11 @@ def _find_places(model: nn.Module) -> Iterator[tuple[str, _Slices]]:
             size = module.gate_up_proj.out_features // 2
             yield f"{path}.gate_up_proj", _slice(path, {"gate_proj": size, "up_proj": size}, "gate_up_proj")
             merged.add(f"{path}.gate_up_proj")
+        elif isinstance(module, StateMixer):
+            for name, sizes in module.sizes_of_inputs.items():
+                if len(sizes) > 1:
+                    yield f"{path}.{name}", _slice(path, sizes, name)
+                    merged.add(f"{path}.{name}")
         elif isinstance(module, nn.Linear | PackedLinear) and module not in left_out and path not in merged:
             yield path, {path: slice(0, module.out_features)}
 

@@ -2,11 +2,12 @@
 
 `fuse` replaces transformers' gated delta nets, Mamba-2 mixers and short convolutions by these modules, after a trial
 on random input. A mixer computes all sequences of a step together and changes the states where they are. Its linear
-layers keep the names of the checkpoint, which adapters use.
+layers keep the names of the checkpoint, which adapters use. On CUDA, one product computes those of one input.
 """
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from conveyor_engine.execution.attention.interface import Paged, PagedStep, Prob
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.models.gpu_linear import GpuLinear
 from conveyor_engine.execution.models.last_layer import lay_in_block
-from conveyor_engine.execution.models.linear import Plain, build_linear, build_plain
+from conveyor_engine.execution.models.linear import Plain, build_linear, build_plain, stackable
 from conveyor_engine.execution.models.mixers import MixerForward, find_rows
 from conveyor_engine.execution.models.trial import random, same
 from conveyor_engine.execution.native import states as native_states
@@ -50,9 +51,14 @@ class StateMixer(nn.Module, ABC):
         super().__init__()
         self._shapes, self._kernels = shapes, load_kernels(next(mixer.parameters()).device)
         self._layer: int = mixer.layer_idx  # type: ignore[assignment]
-        for name, part in mixer.named_children():
-            if isinstance(part, Plain):
-                self.add_module(name, build_linear([part]))
+        linears = {name: part for name, part in mixer.named_children() if isinstance(part, Plain)}
+        self.add_module("out_proj", build_linear([linears.pop("out_proj")]))
+        # The sizes of the outputs of the checkpoint's layers that our layers for inputs compute, by names.
+        self.sizes_of_inputs: dict[str, dict[str, int]] = {}
+        for names in _group(linears, joins=self._kernels is not native_states):
+            name = names[0] if len(names) == 1 else f"{names[0]}_and_others"
+            self.add_module(name, build_linear([linears[each] for each in names]))
+            self.sizes_of_inputs[name] = {each: linears[each].out_features for each in names}
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, paged: Paged | None = None, **__: Any) -> torch.Tensor:
         x = hidden_states[0]
@@ -67,8 +73,16 @@ class StateMixer(nn.Module, ABC):
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         """Return the result (T, H) for x (T, H)."""
 
-    def _project(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.get_submodule(name)(x)
+    def _project_inputs(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the results (T, size) of the checkpoint's layers for x (T, H), by name."""
+        results: dict[str, torch.Tensor] = {}
+        for name, sizes in self.sizes_of_inputs.items():
+            projected: torch.Tensor = self.get_submodule(name)(x)
+            results |= zip(sizes, torch.split(projected, list(sizes.values()), dim=-1), strict=True)
+        return results
+
+    def _project_output(self, x: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.get_submodule("out_proj")(x)
         return projected
 
     def _convolve(
@@ -95,12 +109,13 @@ class GatedDeltaNet(StateMixer):
         self._norm = mixer.norm.weight.data.float(), mixer.norm.variance_epsilon
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
-        qkv = self._convolve(self._project("in_proj_qkv", x), rows, states, self._taps)
-        gates = self._project("in_proj_a", x), self._project("in_proj_b", x)
+        inputs = self._project_inputs(x)
+        qkv = self._convolve(inputs["in_proj_qkv"], rows, states, self._taps)
+        gates = inputs["in_proj_a"], inputs["in_proj_b"]
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
         out = self._kernels.delta_rule(rows, qkv, gates, state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
-        out = self._kernels.gated_norm(out, self._project("in_proj_z", x), *self._norm, norm_first=True)
-        return self._project("out_proj", out.flatten(1))
+        out = self._kernels.gated_norm(out, inputs["in_proj_z"], *self._norm, norm_first=True)
+        return self._project_output(out.flatten(1))
 
 
 class Mamba2(StateMixer):
@@ -118,12 +133,12 @@ class Mamba2(StateMixer):
         self._norm = mixer.norm.weight.data.float().view(-1, size), mixer.norm.variance_epsilon
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
-        gate, xbc, dt = self._project("in_proj", x).split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        gate, xbc, dt = self._project_inputs(x)["in_proj"].split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
         xbc = self._convolve(xbc, rows, states, self._taps)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
         out = self._kernels.mamba2(rows, xbc, dt, state, self._vectors, self._num_groups, self._limits)
         out = self._kernels.gated_norm(out.view(len(x), *self._norm[0].shape), gate, *self._norm, norm_first=False)
-        return self._project("out_proj", out.flatten(1))
+        return self._project_output(out.flatten(1))
 
 
 class ShortConv(StateMixer):
@@ -134,8 +149,8 @@ class ShortConv(StateMixer):
         self._taps = Taps.of(mixer.conv, silu=False)
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
-        before, after, values = self._project("in_proj", x).chunk(3, dim=-1)
-        return self._project("out_proj", self._convolve(values, rows, states, self._taps, (before, after)))
+        before, after, values = self._project_inputs(x)["in_proj"].chunk(3, dim=-1)
+        return self._project_output(self._convolve(values, rows, states, self._taps, (before, after)))
 
 
 _KINDS: dict[type[StateMixer], set[str]] = {
@@ -143,6 +158,17 @@ _KINDS: dict[type[StateMixer], set[str]] = {
     Mamba2: {"conv1d", "norm", "out_proj", "in_proj"},
     ShortConv: {"conv", "out_proj", "in_proj"},
 }
+
+
+def _group(linears: Mapping[str, Plain], *, joins: bool) -> list[list[str]]:
+    """Divide layers of one input among products. joins: whether a product may compute several layers."""
+    groups: list[list[str]] = []
+    for name in linears:
+        if joins and groups and stackable([linears[each] for each in (*groups[-1], name)]):
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
 
 
 def load_kernels(device: torch.device) -> Any:

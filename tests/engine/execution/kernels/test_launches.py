@@ -117,7 +117,7 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
 
 
 LFM2 = ["linear", "_convolve", "linear"]
-TO_DELTA, AFTER_DELTA = ["linear", "_convolve", "linear", "linear"], ["linear", "_norm_gated", "linear"]
+TO_DELTA, AFTER_DELTA = ["linear", "_convolve"], ["_norm_gated", "linear"]
 MAMBA2 = {
     "decodes": ["linear", "_convolve", "_mamba2_decodes", "_norm_gated", "linear"],
     "a chunk of a prompt": ["linear", "_convolve", "_mamba2_chunks", "_norm_gated", "linear"],
