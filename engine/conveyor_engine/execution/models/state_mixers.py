@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +28,49 @@ from conveyor_engine.execution.states import Shapes, StateKey, States
 
 _WIDTH, _TAPS_MAX = 16, 8  # what the kernels compute: multiples of 16, and at most so many inputs of a convolution
 _SIZES_MAX, _SIZES_MAX_TRITON = (512, 512), (128, 256)  # of the sides of a recurrent state
+
+
+class StateKernels(Protocol):
+    """What the modules with kernels for states provide. `native.states` has the shapes."""
+
+    def conv(
+        self,
+        rows: StateRows,
+        x: torch.Tensor,
+        state: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        silu: bool,
+        gates: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor: ...
+
+    def delta_rule(
+        self,
+        rows: StateRows,
+        qkv: torch.Tensor,
+        gates: tuple[torch.Tensor, torch.Tensor],
+        state: torch.Tensor,
+        decay: torch.Tensor,
+        dt_bias: torch.Tensor,
+        num_key_heads: int,
+        beta_scale: float,
+    ) -> torch.Tensor: ...
+
+    def mamba2(
+        self,
+        rows: StateRows,
+        xbc: torch.Tensor,
+        dt: torch.Tensor,
+        state: torch.Tensor,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        num_groups: int,
+        limits: tuple[float, float],
+    ) -> torch.Tensor: ...
+
+    def gated_norm(
+        self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, norm_first: bool
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +92,9 @@ class StateMixer(nn.Module, ABC):
 
     def __init__(self, mixer: nn.Module, shapes: Shapes) -> None:
         super().__init__()
-        self._shapes, self._kernels = shapes, load_kernels(next(mixer.parameters()).device)
+        kernels_of_device = load_kernels(next(mixer.parameters()).device)
+        assert kernels_of_device is not None
+        self._shapes, self._kernels = shapes, kernels_of_device
         self._layer: int = mixer.layer_idx  # type: ignore[assignment]
         linears = {name: part for name, part in mixer.named_children() if isinstance(part, Plain)}
         self.add_module("out_proj", build_linear([linears.pop("out_proj")]))
@@ -94,8 +139,7 @@ class StateMixer(nn.Module, ABC):
         gates: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         state = states.pools[StateKey(self._layer, "conv", 0)].transpose(1, 2)
-        out: torch.Tensor = self._kernels.conv(rows, x, state, taps.weight, taps.bias, silu=taps.silu, gates=gates)
-        return out
+        return self._kernels.conv(rows, x, state, taps.weight, taps.bias, silu=taps.silu, gates=gates)
 
 
 class GatedDeltaNet(StateMixer):
@@ -171,7 +215,7 @@ def _group(linears: Mapping[str, Plain], *, joins: bool) -> list[list[str]]:
     return groups
 
 
-def load_kernels(device: torch.device) -> Any:
+def load_kernels(device: torch.device) -> StateKernels | None:
     """Return the module with the kernels for states on this device; None if there is none."""
     if kernels.why_missing(device) is None:
         from conveyor_engine.execution.kernels import states  # needs triton
@@ -230,7 +274,7 @@ def _random_input(mixer: nn.Module, num_tokens: int) -> torch.Tensor:
     return random(2, num_tokens, size, like=_convolution(mixer).weight)
 
 
-def _fit_kernels(shapes: Shapes, ours: object) -> bool:
+def _fit_kernels(shapes: Shapes, ours: StateKernels) -> bool:
     most = _SIZES_MAX if ours is native_states else _SIZES_MAX_TRITON
     for key, state in shapes.items():
         if key.kind == "conv":
