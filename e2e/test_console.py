@@ -154,7 +154,7 @@ async def test_a_team_finds_its_faults_in_the_console(
         await asyncio.to_thread(kube.wait_until, "an answer", lambda: answered, 120)
         told = (await http.get("/requests", params={"id": answered[-1]})).text
         assert re.search(
-            rf"{namespace}/busy answered {answered[-1]} with 200 in [\d.]+ s: .* generating 200 tokens", told
+            rf"{namespace}/busy answered {answered[-1]} with 200 in [\d.]+ m?s: .*generating 200 tokens", told
         )
         events = await wait_for(http, f"/services/{namespace}/lost", "ModelNotFound")
         assert "You may not list Events" not in events

@@ -37,7 +37,7 @@ await page.setViewport({ width: 1440, height: 900 });
 await time("why was a request slow", async () => {
   await visit.follow(linkTo("busy"));
   const slowest = await visit.text(".receipts li");
-  assert.match(slowest, /with 200 in [\d.]+ s: [\d.]+ s in the gateway's queue/);
+  assert.match(slowest, /with 200 in [\d.]+ m?s: [\d.]+ m?s in the gateway's queue/);
   await visit.open("/");
   await page.type("#id", slowest.match(/ answered (\S+) with/)[1]);
   await visit.follow();
@@ -65,7 +65,8 @@ await visit.open(`/services/${namespace}/well`);
 await visit.follow(`a[href="/services/${namespace}/well/try"]`);
 await page.$eval("#message", (area) => (area.value = ""));
 await page.type("#message", "How do I use the with statement?");
-await visit.watchAnswer(400);
+await page.type("#temperature", "0");
+await visit.watchAnswer(400, 1);
 await page.waitForFunction(() => document.querySelectorAll("#turns input").length === 2);
 assert.match(await visit.text("#receipt"), new RegExp(`${namespace}/well answered [0-9a-f]{32} with 200`));
 assert.ok((await visit.text("#curl")).includes(`/${namespace}/well/v1/chat/completions `), "the command has the service's URL");

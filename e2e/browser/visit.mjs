@@ -74,15 +74,15 @@ export class Visit {
     assert.deepEqual(unnamed, [], `elements of ${name} without a name for screen readers`);
   }
 
-  // Sends the form of the page for trying a service that generates. Returns when the text of the answer has grown.
-  async watchAnswer(maxTokens) {
+  // Sends the form of the page for trying a service that generates. Returns when the text has come in PIECES.
+  async watchAnswer(maxTokens, pieces) {
     await this.page.$eval("#max_tokens", (field, value) => (field.value = value), maxTokens);
     await this.page.evaluate(() => {
-      window.lengths = new Set(); // an answer may have ended before somebody looks twice
-      const note = () => window.lengths.add(document.querySelector("#text")?.textContent.length);
+      window.lengths = new Set(); // of the text: an answer may have ended before somebody looks twice
+      const note = () => window.lengths.add(document.querySelector("#text")?.textContent.length || 0);
       new MutationObserver(note).observe(document.querySelector("main"), { childList: true, subtree: true });
     });
     await this.page.click("#try button");
-    await this.page.waitForFunction(() => [...window.lengths].filter((length) => length > 10).length > 1);
+    await this.page.waitForFunction((pieces) => window.lengths.size > pieces, {}, pieces); // with the length 0
   }
 }

@@ -17,7 +17,7 @@ export async function tryService(visit, service) {
   await page.waitForSelector("#state.problem");
   assert.match(await visit.text("#state"), /Status 400/, "the message of the API's error is shown");
 
-  await visit.watchAnswer(7000);
+  await visit.watchAnswer(7000, 3);
   await page.click(".stop");
   await page.waitForFunction(() => document.querySelector("#state").textContent.includes("You stopped"));
   assert.equal(await page.$eval(".stop", (button) => getComputedStyle(button).display), "none");
