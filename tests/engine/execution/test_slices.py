@@ -1,5 +1,6 @@
 """Checks that images which are encoded in slices beside steps give the tokens of `generate`, and delay no others."""
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -37,8 +38,14 @@ def _thin(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slices, name, 1e-9)
 
 
-def count_encoders() -> int:
-    return sum(thread.name == "encoder" for thread in threading.enumerate())
+def find_encoders() -> set[threading.Thread]:
+    """Return the threads that encode, of all encoders of this process."""
+    return {thread for thread in threading.enumerate() if thread.name == "encoder"}
+
+
+def is_encoding(seeing: SeeingReference) -> bool:
+    assert seeing.runner._sliced is not None
+    return seeing.runner._sliced._call is not None
 
 
 @pytest.mark.usefixtures("_thin")
@@ -48,12 +55,26 @@ def test_images_encoded_in_the_thinnest_slices_give_the_tokens_of_generate(seein
     core = of_kind.make_core(max_num_batched_tokens=512)
     assert answers(core, of_kind.prompts) == of_kind.answers
     assert core.stats().num_steps > 100
-    assert count_encoders() == 0
+    assert not is_encoding(of_kind)
 
 
-def wait_for_encoder(core: EngineCore) -> None:
-    while not count_encoders():
+def wait_for_encoder(core: EngineCore, seeing: SeeingReference) -> None:
+    while not is_encoding(seeing):
         core.step(0.0)
+
+
+def test_one_thread_encodes_all_images_and_ends_with_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    before = find_encoders()
+    encoder = slices.SlicedEncoder(sight)
+    for name in (b"one", b"two", b"three"):
+        assert encoder.encode(make_plan(make_wanted(name)), 1000.0) == [name]
+    (thread,) = find_encoders() - before
+    del encoder
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("_thin")
@@ -61,11 +82,11 @@ def test_a_text_gets_its_tokens_while_an_image_is_encoded(seeing: GetSeeing) -> 
     of_kind = seeing("qwen3_vl")
     core = of_kind.make_core()
     add(core, "image", of_kind.prompts[1])
-    wait_for_encoder(core)
+    wait_for_encoder(core, of_kind)
     add(core, "text", of_kind.prompts[0])
     while "text" in core.scheduler.requests:
         assert not any(output.new_token_ids for output in core.step(0.0) if output.request_id == "image")
-    assert count_encoders() == 1
+    assert is_encoding(of_kind)
     assert tokens_of(run(core)["image"]) == of_kind.answers[1]
 
 
@@ -74,11 +95,11 @@ def test_an_aborted_request_ends_the_encoding_of_its_image(seeing: GetSeeing) ->
     of_kind = seeing("qwen3_vl")
     core = of_kind.make_core()
     add(core, "aborted", of_kind.prompts[1])
-    wait_for_encoder(core)
+    wait_for_encoder(core, of_kind)
     core.abort("aborted")
     add(core, "other", of_kind.make_prompt([make_image(90, 90, 7)], 4))
     run(core)
-    assert count_encoders() == 0
+    assert not is_encoding(of_kind)
 
 
 @pytest.mark.usefixtures("_thin")
@@ -87,12 +108,12 @@ def test_an_aborted_request_ends_it_also_if_no_other_has_images(seeing: GetSeein
     core = of_kind.make_core()
     add(core, "text", of_kind.prompts[0])
     add(core, "aborted", of_kind.prompts[1])
-    wait_for_encoder(core)
+    wait_for_encoder(core, of_kind)
     core.abort("aborted")
     for _ in range(2):
         core.step(0.0)
     assert "text" in core.scheduler.requests
-    assert count_encoders() == 0
+    assert not is_encoding(of_kind)
 
 
 def test_an_image_whose_encoding_raises_ends_its_request_alone(
@@ -134,6 +155,8 @@ def test_an_encoding_that_cannot_begin_holds_up_no_other_request(
         raise ValueError("no such image")
 
     if ends == FinishReason.LENGTH:
+        assert of_kind.runner._sight is not None
+        monkeypatch.setattr(of_kind.runner, "_sliced", slices.SlicedEncoder(of_kind.runner._sight))
         monkeypatch.setattr(threading.Thread, "start", fail)
     else:
         monkeypatch.setattr(slices, "decode_pictures", lose)
@@ -182,9 +205,10 @@ class SlowSight:
         self.kept: list[bytes] = []
 
     def encode(self, _: Any) -> Any:
-        for _ in range(10):
-            self.now += 1.0
-            torch.zeros(1)
+        with torch.no_grad():
+            for _ in range(10):
+                self.now += 1.0
+                torch.zeros(1)
         return ()
 
     def keep(self, digest: bytes, _: Any) -> None:
@@ -219,6 +243,17 @@ def test_after_a_slice_that_took_longer_the_encoder_waits_until_its_share_has_gr
     assert passed[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 3]
     assert sight.now == 10
     assert sight.kept == [b"digest"]
+
+
+def test_an_image_is_encoded_after_another_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the given up encoding calls of torch on its way out, such as the end of `no_grad`, is no place to wait."""
+    sight: Any = SlowSight()
+    monkeypatch.setattr(slices, "perf_counter", lambda: sight.now)
+    before, encoder = find_encoders(), slices.SlicedEncoder(sight)
+    for number in range(3):
+        assert encoder.encode(make_plan(make_wanted(b"aborted %d" % number)), 10.0) == []
+    assert encoder.encode(make_plan(make_wanted(b"other")), 1000.0) == [b"other"]
+    assert len(find_encoders() - before) == 1
 
 
 def test_images_that_go_first_get_more_than_the_step_until_one_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

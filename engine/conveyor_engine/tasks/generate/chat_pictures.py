@@ -109,7 +109,7 @@ def _pack(value: Any, in_half: bool) -> PictureTensor:
     if dtype == "float32" and in_half:
         dtype = "float16"
     array = np.ascontiguousarray(array, dtype=dtype)
-    return PictureTensor(dtype, array.shape, array.tobytes())
+    return PictureTensor(dtype, array.shape, memoryview(array.tobytes()))
 
 
 def load_chat_pictures(directory: Path) -> ChatPictures:

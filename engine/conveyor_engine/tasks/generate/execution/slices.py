@@ -7,7 +7,9 @@ the runner gives it time again. The two threads never compute at the same time.
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final
 
@@ -32,6 +34,7 @@ class SlicedEncoder:
     def __init__(self, sight: Sight, has_goal: bool = False) -> None:
         """has_goal: whether inter-token latency has an objective, which changes rows. Fewer make no slice shorter."""
         self._sight, self._has_goal = sight, has_goal
+        self._thread = EncoderThread()
         self._call: SlicedCall | None = None
         self._digest = b""  # of the picture that the call encodes
         self._seconds = 0.0  # negative after a slice that took longer: one function of torch is never cut
@@ -69,7 +72,7 @@ class SlicedEncoder:
             return False
         began = perf_counter()
         if self._call is None:
-            self._call, self._digest = SlicedCall(lambda: self._encode(wanted)), wanted.digest
+            self._call, self._digest = SlicedCall(lambda: self._encode(wanted), self._thread), wanted.digest
         is_done = self._call.run(self._seconds)
         self._seconds -= perf_counter() - began
         if is_done:
@@ -86,18 +89,43 @@ class SlicedEncoder:
         return self._sight.encode(next(each.picture for each in pictures if each.span.digest == wanted.digest))
 
 
-class SlicedCall:
-    """A call that runs in a thread of its own while `run` waits for it."""
+class EncoderThread:
+    """A thread for one call after the other. It is started at the first one, and ends with this object.
 
-    def __init__(self, call: Callable[[], Features]) -> None:
+    It is kept for all calls, because torch gives each thread OpenMP threads of its own, which take time to start.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
+
+    def make(self, call: Callable[[], None]) -> None:
+        """Begin the call when the one before has ended. Raises RuntimeError if the process may have no more threads."""
+        if self._calls is None:
+            calls = SimpleQueue[Callable[[], None] | None]()
+            threading.Thread(target=_make_calls, args=(calls,), name="encoder", daemon=True).start()
+            weakref.finalize(self, calls.put, None)
+            self._calls = calls
+        self._calls.put(call)
+
+
+def _make_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # has the encoder's result
+
+
+class SlicedCall:
+    """A call that a thread makes while `run` waits for it."""
+
+    def __init__(self, call: Callable[[], Features], thread: EncoderThread) -> None:
         self.result: Features = ()
         self.error: Exception | None = None
         self._call, self._is_done, self._is_cancelled = call, False, False
         self._until = 0.0
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         try:
-            threading.Thread(target=self._work, name="encoder", daemon=True).start()
-        except RuntimeError as error:  # the process may have no more threads
+            thread.make(self._work)
+        except RuntimeError as error:
             self.error, self._is_done = error, True
 
     def run(self, seconds: float) -> bool:
@@ -115,10 +143,11 @@ class SlicedCall:
         self.run(0.0)
 
     def stop(self) -> None:
-        """Stop the thread if its time is over. Called by the thread."""
-        if perf_counter() >= self._until:
-            self._stopped.release()
-            self._go.acquire()
+        """Stop the thread if its time is over. Called by the thread. A cancelled call cleans up without a stop."""
+        if self._is_cancelled or perf_counter() < self._until:
+            return
+        self._stopped.release()
+        self._go.acquire()
         if self._is_cancelled:
             raise _Cancelled
 
