@@ -69,7 +69,7 @@ def test_a_start_without_memory_fails_and_says_what_to_do(
 
 @pytest.mark.parametrize("owner", [packing, linear])
 def test_a_model_that_embeds_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object) -> None:
-    name = "_compute_packed" if owner is packing else "_plain"
+    name = "_compute_packed" if owner is packing else "build_plain"
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     monkeypatch.setattr(owner, name, fail_at(0, NO_MEMORY[0], getattr(owner, name)))
     save_encoder("qwen3", tmp_path)
