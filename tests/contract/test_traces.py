@@ -9,11 +9,12 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from tests.contract.serving import serving
-from tests.engine.chat_model import write_chat_model
+from tests.engine.chat_model import CONTEXT_TOKENS, write_chat_model
 from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
@@ -53,8 +54,10 @@ def gateway(collector: AnyCollector, control_plane: ControlPlane, namespace: str
         yield gateway
 
 
-async def post(gateway: GatewayProcess, service: str, path: str = "/v1/completions", **headers: str) -> None:
-    body = CHAT if path == "/v1/chat/completions" else BODY
+async def post(
+    gateway: GatewayProcess, service: str, path: str = "/v1/completions", body: Any = None, **headers: str
+) -> None:
+    body = body or (CHAT if path == "/v1/chat/completions" else BODY)
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{gateway.url}/{service}{path}", json=body, headers=headers) as answer,
@@ -157,6 +160,21 @@ async def test_a_retry_is_an_event_and_each_try_a_part(
 
 def find_retried(spans: list[Found]) -> list[Found]:
     return [span for span in spans if REFUSED in span.events]
+
+
+@pytest.mark.slow
+async def test_a_preemption_is_an_event(
+    collector: AnyCollector, gateway: GatewayProcess, crd: Api, namespace: str, tmp_path: Path
+) -> None:
+    prompts = [[each] * (CONTEXT_TOKENS // 2 - 200) for each in (65, 66)]
+    model, blocks = write_chat_model(tmp_path / "tiny"), CONTEXT_TOKENS // 16  # for the prompts, not for the answers
+    with EngineServer(tmp_path, model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=blocks) as started:
+        engine = started.wait_ready()
+        async with serving(engine, [gateway], crd, namespace) as service:
+            bodies = [{**BODY, "prompt": prompt, "max_tokens": 1_000} for prompt in prompts]
+            await asyncio.gather(*(post(gateway, service, body=body) for body in bodies))
+        assert engine.metric("vllm:num_preemptions_total") > 0
+    collector.wait(lambda spans: any(name == "preempted" for span in spans for name, _ in span.events))
 
 
 async def test_what_the_client_does_not_sample_has_no_spans(
