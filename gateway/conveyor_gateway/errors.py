@@ -116,7 +116,8 @@ class Code(AnswerCode):
     ENGINE_LOST = (
         "engine_lost",
         502,
-        "two engines died before they responded, or one, if the answer has to follow a form (schema, grammar, tools)",
+        "two engines died before they responded, or one on a node that is not lost, "
+        "if the answer has to follow a form (schema, grammar, tools)",
     )
     ENDS_ENGINES = "ends_engines", 502, "two engines died with the same request, which has a form, within a minute"
     ENGINE_BROKE = "engine_broke", 502, "the engine died during its response; a stream ends with this error as an event"

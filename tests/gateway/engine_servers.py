@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import ctypes
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from conveyor_process.listening import close_port
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 EVENT_STREAM = {"Content-Type": "text/event-stream"}
 
 
@@ -143,3 +146,10 @@ def refusing_address() -> Iterator[tuple[str, int]]:
     with socket.socket() as bound:  # and never listening
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()
+
+
+def drop_all_that_arrives(writer: asyncio.StreamWriter) -> None:
+    """Let the kernel drop all that arrives on this connection, so that nothing is acknowledged, as by a lost node."""
+    drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # one BPF instruction: return 0 bytes
+    program = struct.pack("@HP", 1, ctypes.addressof(drop))
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

@@ -8,6 +8,7 @@ EngineRefused            the engine did not accept the request (no connection or
 ├── EngineHasNoPlace     all its places are taken (429 with a header); it grants one on a query
 └── EngineIsBehind       it does not serve a model that the service has now (404 with a header); newer engines do
 EngineLost               it failed before the answer's first byte, or sent 502; one more engine may be tried
+└── EngineSilent         its node stopped acknowledging: the node or its network is lost, so the request is no suspect
 EngineBroke              it failed in the middle of the answer; no other engine may be tried
 """
 
@@ -44,6 +45,10 @@ class EngineIsBehind(EngineRefused):
 
 
 class EngineLost(Exception):
+    pass
+
+
+class EngineSilent(EngineLost):
     pass
 
 

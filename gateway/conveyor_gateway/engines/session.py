@@ -6,6 +6,7 @@ An answer that is not a stream is first collected, if it is small and there is r
 the client gets a 502 instead of half a document.
 """
 
+import errno
 from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Final
@@ -24,6 +25,7 @@ from conveyor_gateway.engines.exchange import (
     EngineLost,
     EngineRefused,
     EngineRequest,
+    EngineSilent,
     EngineUnreachable,
     describe,
 )
@@ -52,6 +54,8 @@ _MIN_CONNECT_SECONDS: Final = 0.25
 # Limit for what an engine answers at once: the tokens of an ended request, and the return of a place.
 _ANSWER_SECONDS: Final = 5.0
 _PIECE_BYTES: Final = 256 << 10  # of a request's body
+# Errors of a connection whose other end acknowledges nothing. If only a process ends, its node closes the connection.
+_SILENT: Final = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH))
 
 
 class EngineSession:
@@ -156,7 +160,8 @@ class EngineSession:
         except aiohttp.ClientConnectorError as error:
             raise EngineRefused(describe(error)) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineLost(describe(error)) from error
+            is_silent = isinstance(error, OSError) and error.errno in _SILENT
+            raise (EngineSilent if is_silent else EngineLost)(describe(error)) from error
 
 
 @lru_cache(1)  # almost all requests have the same limit

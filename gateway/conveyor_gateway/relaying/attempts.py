@@ -19,6 +19,7 @@ from conveyor_gateway.engines.exchange import (
     EngineLost,
     EngineRefused,
     EngineRequest,
+    EngineSilent,
     EngineUnreachable,
 )
 from conveyor_gateway.engines.session import EngineSession
@@ -125,8 +126,9 @@ class Attempts:
                 self._num_lost += 1
                 if has_form(request.body):
                     self.deaths.note(request.body)
-                    words = "the engine failed before it responded; a request with a form is not sent to another one"
-                    raise GatewayError(words, Code.ENGINE_LOST) from error
+                    if not isinstance(error, EngineSilent):
+                        words = "the engine failed before it responded; a request with a form is not sent to another"
+                        raise GatewayError(words, Code.ENGINE_LOST) from error
                 if self._num_lost == MAX_LOST:
                     words = f"{MAX_LOST} engines failed before they responded"
                     raise GatewayError(words, Code.ENGINE_LOST) from error

@@ -13,6 +13,7 @@ from tests.gateway.engine_servers import (
     Talk,
     answering,
     begin_stream,
+    drop_all_that_arrives,
     running_engine,
     running_raw_engine,
 )
@@ -181,6 +182,34 @@ async def test_a_request_with_a_form_whose_engine_dies_is_not_sent_to_another(
         status, answer, _ = await post(http, stack.completions, body)
     assert (status, answer["error"]["code"]) == (502, "engine_lost")
     assert stack.metric("retries_total", reason="lost") == 0
+
+
+@pytest.mark.slow  # half a minute, after which the gateway gives the connection up
+async def test_a_request_with_a_form_at_a_lost_node_is_sent_to_another_engine(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    body = b'{"prompt": "a", "structured_outputs": {"grammar": "start: lost"}}'
+    is_lost = asyncio.Event()
+
+    async def be_lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        drop_all_that_arrives(writer)
+        is_lost.set()
+        await asyncio.Event().wait()
+
+    async with running_raw_engine(be_lost) as port:
+        await stack.add_engine(port)
+        request = asyncio.create_task(post(http, stack.completions, body))
+        await is_lost.wait()
+        async with running_engine(answering(web.json_response, data={"from": "another"})) as another:
+            await stack.add_engine(another.port)
+            assert (await request)[:2] == (200, {"from": "another"})
+            await stack.set_engine_ready(port, False)
+            await stack.set_engine_ready(another.port, False)
+    assert stack.metric("retries_total", reason="lost") == 1
+    async with running_raw_engine(break_off) as port:  # the lost node counts as an engine that died with the body
+        await stack.add_engine(port)
+        codes = [(await post(http, stack.completions, body))[1]["error"]["code"] for _ in range(2)]
+    assert codes == ["engine_lost", "ends_engines"]
 
 
 async def test_openai_s_client_raises_a_server_error_for_a_stream_of_responses_that_breaks(stack: Stack) -> None:
