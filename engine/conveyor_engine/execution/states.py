@@ -46,7 +46,7 @@ def row_bytes(shapes: Shapes, *, copied: bool = False) -> int:
 
 
 def step_bytes(shapes: Shapes, num_rows: int) -> int:
-    """Estimate the bytes that a step of so many rows needs for copies of one layer's states."""
+    """Estimate the bytes that a step of so many rows needs, if transformers computes on copies of a layer's states."""
     by_layer: dict[int, int] = {}
     for key, shape in shapes.items():
         by_layer[key.layer] = by_layer.get(key.layer, 0) + shape.num_bytes

@@ -12,9 +12,10 @@ from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from conveyor_engine import cgroup
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution import machine, start
+from conveyor_engine.execution import machine, native, start
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.graphs.cuda import run_again
+from conveyor_engine.execution.models import fuse
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement, open_placement
 from conveyor_engine.execution.start import RunnerStart
@@ -74,6 +75,27 @@ def test_a_cpu_gets_its_threads_by_configuration_environment_or_limit(
     placement = open_placement(EngineConfig(model="-", device="cpu", num_threads=configured))
     assert placement == Placement(CPU, rank=0, world_size=1)
     assert torch.get_num_threads() == expected
+
+
+@pytest.mark.skipif(native.why_missing() is not None, reason="needs the compiled kernels")
+def test_a_step_has_room_for_copies_of_states_only_if_transformers_computes_them(
+    reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[int] = []
+    allocate = RunnerStart.allocate_cache
+
+    def note(self: RunnerStart, *given: Any, **named: Any) -> int:
+        noted.append(given[3])
+        return allocate(self, *given, **named)
+
+    monkeypatch.setattr(RunnerStart, "allocate_cache", note)
+    config = reference("qwen3_5_text").make_config(attention_backend="auto")
+    states = GenerateRunner(config, Placement(CPU))._states
+    monkeypatch.setattr(fuse, "mixer_of", lambda _: None)
+    GenerateRunner(config, Placement(CPU))
+    assert states is not None
+    layer_bytes = sum(pool[0].nbytes for key, pool in states.pools.items() if key.layer == 0)
+    assert noted[1] - noted[0] == 4 * config.max_num_seqs * layer_bytes
 
 
 def test_a_gpu_runs_a_step_to_measure_it_and_a_cpu_does_not(

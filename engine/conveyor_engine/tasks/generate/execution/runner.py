@@ -226,7 +226,7 @@ class GenerateRunner(Runner):
         step_bytes += self._draft.step_bytes if self._draft is not None else 0
         num_rows = start.max_num_seqs + num_spare
         step_bytes += num_rows * row_bytes(shapes, copied=start.config.speculation is not None)
-        step_bytes += bytes_of_states(shapes, start.max_num_seqs)
+        step_bytes += bytes_of_states(shapes, start.max_num_seqs) if reads_lengths(self.model) else 0
         if num_spare:  # graphs keep the memory of their largest step
             largest = max(start.max_num_seqs, token_sizes(start.max_num_batched_tokens)[-1])
             num_sets = 1 if self._adapters is None else 2
