@@ -237,7 +237,7 @@ def delta_rule(
     _delta_chunks[(parts, heads, rows.num_prompts)](
         out, state, qkv, changes, scores, factors, prompts, rows.rows[rows.num_decodes :],
         rows.is_new[rows.num_decodes :], qkv.stride(0), len(qkv),
-        **dims, VALUE_DIM=value_dim, BLOCK_V=block_v, CHUNK=_CHUNK, num_warps=4,
-        num_stages=3 if qkv.itemsize < 4 else 2, **early_launch(),
+        **dims, VALUE_DIM=value_dim, BLOCK_V=block_v, CHUNK=_CHUNK,
+        num_warps=4 if qkv.itemsize < 4 else 8, num_stages=3 if qkv.itemsize < 4 else 2, **early_launch(),
     )  # fmt: skip
     return out

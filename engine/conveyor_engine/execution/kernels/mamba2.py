@@ -157,7 +157,7 @@ def mamba2(
         first = rows.num_decodes
         _mamba2_chunks[(parts, num_heads, rows.num_prompts)](
             *before, rows.query_start[first:], rows.rows[first:], rows.is_new[first:], *after,
-            **sizes, BLOCK_D=block_d, CHUNK=next(chunk for most, chunk in _CHUNKS if size <= most), num_warps=4,
-            num_stages=3 if xbc.itemsize < 4 else 2, **early_launch(),
+            **sizes, BLOCK_D=block_d, CHUNK=next(chunk for most, chunk in _CHUNKS if size <= most),
+            num_warps=4 if xbc.itemsize < 4 else 8, num_stages=3 if xbc.itemsize < 4 else 2, **early_launch(),
         )  # fmt: skip
     return out
