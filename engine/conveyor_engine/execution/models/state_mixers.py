@@ -7,7 +7,7 @@ layers keep the names of the checkpoint, which adapters use. On CUDA, one produc
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ from conveyor_engine.execution.states import Shapes, StateKey, States
 
 _WIDTH, _TAPS_MAX = 16, 8  # what the kernels compute: multiples of 16, and at most so many inputs of a convolution
 _SIZES_MAX, _SIZES_MAX_TRITON = (512, 512), (128, 256)  # of the sides of a recurrent state
+# Largest relative error of a row in 16 bits. Triton compiles other instructions for them than for float32.
+_TOLERANCE_HALF = 0.1
 
 
 class StateKernels(Protocol):
@@ -238,7 +240,11 @@ def mixer_of(mixer: nn.Module) -> StateMixer | None:
     shapes = find_shapes(exact)
     if not _fit_kernels(shapes, ours) or not _compute_same(exact, kind(exact, shapes), shapes):
         return None
-    return kind(mixer, find_shapes(mixer))
+    shapes = find_shapes(mixer)
+    replaced = kind(mixer, shapes)
+    if exact is mixer or ours is native_states:
+        return replaced
+    return replaced if _compute_same(mixer, replaced, shapes, _same_in_half) else None
 
 
 def _convolution(mixer: nn.Module) -> nn.Conv1d:
@@ -288,7 +294,17 @@ def _fit_kernels(shapes: Shapes, ours: StateKernels) -> bool:
     return True
 
 
-def _compute_same(mixer: nn.Module, ours: StateMixer, shapes: Shapes) -> bool:
+def _same_in_half(expected: torch.Tensor, actual: torch.Tensor) -> bool:
+    error = (expected.float() - actual.float()).norm(dim=-1)
+    return bool((error <= _TOLERANCE_HALF * expected.float().norm(dim=-1)).all())
+
+
+def _compute_same(
+    mixer: nn.Module,
+    ours: StateMixer,
+    shapes: Shapes,
+    is_same: Callable[[torch.Tensor, torch.Tensor], bool] = same,
+) -> bool:
     """Compare both over two sequences: in chunks, then in a chunk beside a decode, with their states carried."""
     longest = 5 if load_kernels(_convolution(mixer).weight.device) is native_states else 70
     hidden = _random_input(mixer, longest + 5)
@@ -301,6 +317,6 @@ def _compute_same(mixer: nn.Module, ours: StateMixer, shapes: Shapes) -> bool:
         metadata = lay_in_block([0, counts[0], sum(counts)], done, torch.arange(len(x), device=x.device))
         metadata.num_decodes = next((number for number, count in enumerate(counts) if count > 1), len(counts))
         steps = [PagedStep(TorchPaged(), metadata, token_rows=rows.to(x.device), states=each) for each in states]
-        if not same(mixer(x[None], paged=steps[0]), ours(x[None], paged=steps[1])):
+        if not is_same(mixer(x[None], paged=steps[0]), ours(x[None], paged=steps[1])):
             return False
     return True

@@ -5,6 +5,7 @@ chunks, and in a chunk beside a decode, with states that are carried.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.mixers import MixerForward
 from conveyor_engine.execution.models.state_mixers import StateMixer, mixer_of
 from conveyor_engine.execution.native import states
+from conveyor_engine.execution.state_rows import StateRows
 
 pytestmark = pytest.mark.skipif(native.why_missing() is not None, reason="needs the compiled kernels")
 
@@ -83,6 +85,28 @@ def test_a_mixer_that_triton_computes_otherwise_is_not_replaced(
     right = getattr(triton_states, kernel)
     monkeypatch.setattr(triton_states, kernel, lambda *given, **named: right(*given, **named).roll(1, 0))
     assert set(replace_mixers(tmp_path, kind, torch.float32)) == {None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [
+        ("lfm2", "conv"),
+        pytest.param("nemotron_h", "mamba2", marks=pytest.mark.slow),
+        pytest.param("qwen3_5_text", "delta_rule", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_mixer_that_triton_computes_otherwise_in_16_bits_alone_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernel: str, is_wrong: bool, use_triton: None
+) -> None:
+    right = getattr(triton_states, kernel)
+
+    def compute(rows: StateRows, x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        out: torch.Tensor = right(rows, x, *given, **named)
+        return out.roll(1, 0) if is_wrong and x.dtype == torch.float16 else out
+
+    monkeypatch.setattr(triton_states, kernel, compute)
+    assert {mixer is None for mixer in replace_mixers(tmp_path, kind, torch.float16)} == {is_wrong}
 
 
 def test_a_state_that_is_too_large_for_triton_is_left_to_transformers(
