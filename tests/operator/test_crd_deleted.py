@@ -15,7 +15,8 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions
 
-CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ALL = (names.CRD_NAME, names.SERVED_NAME_CRD_NAME, names.API_KEY_CRD_NAME)
 
 
 @pytest.fixture
@@ -27,7 +28,10 @@ def plane() -> Iterator[ControlPlane]:
 
 
 @pytest.mark.slow
-def test_a_deleted_crd_is_reported_in_one_sentence_until_it_is_back(plane: ControlPlane, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deleted", [ALL[:1], pytest.param(ALL, marks=pytest.mark.nightly)], ids=["one", "all"])
+def test_a_deleted_crd_is_reported_in_one_sentence_until_it_is_back(
+    plane: ControlPlane, tmp_path: Path, deleted: tuple[str, ...]
+) -> None:
     api = Api(plane.kubeconfig)
     api.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
     space = Space(api, "team")
@@ -38,7 +42,8 @@ def test_a_deleted_crd_is_reported_in_one_sentence_until_it_is_back(plane: Contr
             space.wait_children("first")
             proxy.wait_quiet()
             calls = len(proxy.calls)
-            api.delete(CRD)
+            for crd in deleted:
+                api.delete(f"{DEFINITIONS}/{crd}")
             time.sleep(10)
             lines = operator.log.read_text()
             assert lines.count("the CRD inferenceservices.conveyor.dev was deleted") == 1
