@@ -41,6 +41,7 @@ COLLECTIONS = {
     "Pod": "api/v1/namespaces/{}/pods",
     "Secret": "api/v1/namespaces/{}/secrets",
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
+    "LimitRange": "api/v1/namespaces/{}/limitranges",
     "ScaledObject": "apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",  # where scaled_objects.py has installed them
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "ServedName": f"apis/{names.API_VERSION}/namespaces/{{}}/{names.SERVED_NAME_PLURAL}",

@@ -100,12 +100,26 @@ def test_a_transition_time_stays_while_the_status_does(stage: Stage) -> None:
     assert second["lastTransitionTime"] == first["lastTransitionTime"]
 
 
-def test_a_quota_that_forbids_pods_is_reported(stage: Stage) -> None:
-    stage.space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        ("ResourceQuota", {"hard": {"pods": "0"}}, "exceeded quota"),
+        (
+            "LimitRange",
+            {"limits": [{"type": "Container", "default": {"memory": "512Mi"}}]},
+            '"1Gi": must be less than or equal to memory limit of 512Mi',  # as in the page on troubleshooting
+        ),
+    ],
+    ids=["quota", "limit below the default request"],
+)
+def test_a_rule_of_the_namespace_that_forbids_pods_is_reported(
+    stage: Stage, kind: str, spec: dict[str, object], words: str
+) -> None:
+    stage.space.create(kind, {"metadata": {"name": "rule"}, "spec": spec})
     with stage.operator():
         stage.space.make_service()
         condition = stage.space.wait_condition("qwen", "Ready", "False", "PodsRefused")
-    assert "exceeded quota" in condition["message"]
+    assert words in condition["message"]
 
 
 def test_an_hpa_without_a_metrics_server_is_reported_with_a_remedy(stage: Stage) -> None:
