@@ -242,6 +242,14 @@ def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Jso
     assert all(spec["enableServiceLinks"] is False for spec in pods_of(rendered).values())
 
 
+def test_no_webhook_can_block_a_write() -> None:
+    objects = render("console.enabled=true", "networkPolicies.create=true")
+    assert not [item["kind"] for item in objects if "Webhook" in item["kind"]]
+    crds = [item["spec"] for item in objects if item["kind"] == "CustomResourceDefinition"]
+    assert len(crds) == 3
+    assert all(crd.get("conversion", {"strategy": "None"}) == {"strategy": "None"} for crd in crds)
+
+
 def test_no_version_rolls_a_pod() -> None:
     deployments = [item for item in render("console.enabled=true") if item["kind"] == "Deployment"]
     assert len(deployments) == len(PARSERS)

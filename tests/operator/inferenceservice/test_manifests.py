@@ -193,7 +193,9 @@ def test_pods_that_request_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
     own = {"key": "team", "operator": "Exists"}
     with_gpu = {"limits": {"nvidia.com/gpu": 1}}
     assert build_template(resources=with_gpu, pod={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
-    assert "tolerations" not in build_template()["spec"]
+    claim = {"name": "gpu", "resourceClaimTemplateName": "h200"}
+    for other in (build_template(), build_template(pod={"resourceClaims": [claim]})):
+        assert "tolerations" not in other["spec"]
 
 
 def test_the_users_environment_comes_with_ours() -> None:
