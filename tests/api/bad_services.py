@@ -537,6 +537,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     bad("drain of two hours", "spec.drain.timeout", "must be between 0s and 1h", drain={"timeout": "2h"}),
     resources("amount that is none", ".limits[memory]", AMOUNT, limits={"memory": "8 GB"}),
     resources("eleven resources", ".limits", "must have at most 10", limits={f"a.b/{n}": 1 for n in range(11)}),
+    resources("eight requests", ".requests", "must have at most 7", requests={f"a-{n}": 1 for n in range(8)}),
     resources("amount below nothing", ".limits[cpu]", AMOUNT, limits={"cpu": "-1"}),
     resources("half a GPU", ".limits", DEVICES, limits={"nvidia.com/gpu": "500m"}),
     resources("resource with a space", ".limits", "must name resources as Kubernetes does", limits={"my gpu": 1}),
