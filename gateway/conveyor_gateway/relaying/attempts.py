@@ -5,6 +5,7 @@ Called by `request_life`. The queue chooses the engine for each attempt, and `At
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,12 +56,13 @@ class Attempts:
             self._check_deaths(request)
             address = await self._wait_for_engine()
             self._check_deaths(request)
+            sent_at = time.monotonic()
             try:
                 answer = await self._send_to(address, request)
             except (EngineRefused, EngineLost, EngineBroke) as error:
                 self.record.leave_engine(None)
                 self.record.num_refused += isinstance(error, EngineRefused)
-                self._note(error, request)
+                self._note(error, request, address, sent_at)
                 self.queue.requeue(self.ticket)
             else:
                 self.queue.note_answer(self.ticket)
@@ -100,7 +102,9 @@ class Attempts:
             message = "the engine did not respond before the request's deadline"
             raise GatewayError(message, Code.DEADLINE_EXCEEDED) from None
 
-    def _note(self, error: EngineRefused | EngineLost | EngineBroke, request: EngineRequest) -> None:
+    def _note(
+        self, error: EngineRefused | EngineLost | EngineBroke, request: EngineRequest, address: str, sent_at: float
+    ) -> None:
         """Report a failed attempt to the queue and the recorder.
 
         Raises GatewayError if no other engine may be tried.
@@ -125,7 +129,7 @@ class Attempts:
                 self.queue.note_failure(self.ticket)
                 self._num_lost += 1
                 if has_form(request.body):
-                    self.deaths.note(request.body)
+                    self.deaths.note(request.body, address, sent_at)
                     if not isinstance(error, EngineSilent):
                         words = "the engine failed before it responded; a request with a form is not sent to another"
                         raise GatewayError(words, Code.ENGINE_LOST) from error

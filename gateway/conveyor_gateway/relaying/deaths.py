@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 DEATHS_MAX: Final = 2
 REMEMBERED_SECONDS: Final = 60.0
@@ -26,18 +26,35 @@ def has_form(body: bytes) -> bool:
     return any(name in body for name in _FORMS)
 
 
+class _Noted(NamedTuple):
+    """The deaths of engines with one body: when the last one was noted, how many, and the last engine's address."""
+
+    at: float
+    number: int
+    address: str
+
+
+_NEVER: Final = _Noted(0.0, 0, "")
+
+
 class Deaths:
-    """The bodies that were at engines which died, with the number of these engines."""
+    """The bodies that were at engines which died, with the number of these engines. Times are those of `clock`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._noted: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # the oldest first
+        self._noted: OrderedDict[bytes, _Noted] = OrderedDict()  # the oldest first
 
-    def note(self, body: bytes) -> None:
-        """Record that an engine died with this body, which has a form."""
+    def note(self, body: bytes, address: str, sent_at: float) -> None:
+        """Record that the engine at `address` died with this body, which has a form and was sent at `sent_at`.
+
+        If the engine had the same body several times when it died, that is one death.
+        """
         key, now = _key(body), self._clock()
-        _, number = self._noted.pop(key, (now, 0))
-        self._noted[key] = now, number + 1
+        noted = self._noted.get(key, _NEVER)
+        if noted.address == address and sent_at <= noted.at:
+            return
+        self._noted.pop(key, None)
+        self._noted[key] = _Noted(now, noted.number + 1, address)
         self._forget(now)
 
     def is_refused(self, body: bytes) -> bool:
@@ -45,12 +62,12 @@ class Deaths:
         if not self._noted:
             return False
         self._forget(self._clock())
-        return self._noted.get(_key(body), (0.0, 0))[1] >= DEATHS_MAX
+        return self._noted.get(_key(body), _NEVER).number >= DEATHS_MAX
 
     def _forget(self, now: float) -> None:
         while self._noted:
-            key, (noted_at, _) = next(iter(self._noted.items()))
-            if len(self._noted) <= _REMEMBERED_MAX and now - noted_at < REMEMBERED_SECONDS:
+            key, noted = next(iter(self._noted.items()))
+            if len(self._noted) <= _REMEMBERED_MAX and now - noted.at < REMEMBERED_SECONDS:
                 return
             del self._noted[key]
 

@@ -165,6 +165,26 @@ async def test_a_form_that_was_at_two_dying_engines_is_not_sent_again(
             assert (status, body["error"]["code"]) == (502, code)
 
 
+async def test_equal_requests_with_a_form_at_one_dying_engine_are_one_death(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    body = b'{"prompt": "a", "structured_outputs": {"grammar": "start: equal"}}'
+    both = asyncio.Barrier(2)
+
+    async def die_with_both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await both.wait()
+        writer.transport.abort()
+
+    async with running_raw_engine(die_with_both) as port:
+        await stack.add_engine(port)
+        answers = await asyncio.gather(*(post(http, stack.completions, body) for _ in range(2)))
+        await stack.set_engine_ready(port, False)
+    assert [answer["error"]["code"] for _, answer, _ in answers] == ["engine_lost", "engine_lost"]
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        assert (await post(http, stack.completions, body))[0] == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [
