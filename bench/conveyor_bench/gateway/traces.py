@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
-import pytest
 import uvloop
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import IDLE, EngineServer
@@ -88,9 +88,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         urls: dict[str, str] = {}
         pids: dict[str, dict[str, int]] = {"gateway": {}, "engine": {}}
         for kind in (ON, OFF):
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in environment.items() if kind == ON else ():
-                    patch.setenv(name, value)
+            with mock.patch.dict(os.environ, environment if kind == ON else {}):
                 engine = stack.enter_context(EngineServer(folder / kind, model, IDLE, host="0.0.0.0"))
                 gateway = stack.enter_context(GatewayProcess(control_plane.kubeconfig))
             engine.wait_ready()
