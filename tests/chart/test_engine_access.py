@@ -7,7 +7,7 @@ import yaml
 from tests.chart.installation import HelmFailed, find, path_of, render
 
 from conveyor_api.names import SYSTEM_NAMESPACE
-from e2e.cluster.api import Api
+from e2e.cluster.api import Api, wait_until
 from e2e.cluster.paths import REPOSITORY
 
 ROLE = ("Role", "conveyor-gateway-gateways")
@@ -54,7 +54,7 @@ def test_the_gateway_may_create_tokens_of_no_other_account(api: Api) -> None:
         allowed: bool = api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"]
         return allowed
 
-    assert may("create", "conveyor-gateway")
+    wait_until("the API server to know the role", lambda: may("create", "conveyor-gateway"))
     assert not may("create", "conveyor-operator")
     assert not may("get", "conveyor-gateway")
     assert not may("create", "conveyor-gateway", "")

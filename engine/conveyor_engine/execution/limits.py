@@ -4,7 +4,7 @@ import torch
 from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import DEFAULT_NUM_SEQS, DEFAULT_NUM_SEQS_CUDA, EngineConfig
-from conveyor_engine.errors import ConfigError
+from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_protocol.workload import Workload
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
@@ -61,11 +61,15 @@ def check_speculation(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def check_settings_with_states(config: EngineConfig, name: str) -> None:
-    """Reject settings that would change the states which a model's layers keep for rows. Raises ConfigError.
+def check_settings_with_states(config: EngineConfig, name: str, world_size: int) -> None:
+    """Reject settings that would change or divide the states which a model's layers keep for rows.
 
-    name: of the model's class.
+    name: of the model's class. Raises ConfigError, or ModelError for several ranks.
     """
+    if world_size > 1:
+        raise ModelError(
+            f"{name} keeps states for each request, which are not divided among ranks: use `tensor_parallel_size: 1`"
+        )
     if config.padding == "real":
         raise ConfigError(
             f"`padding: real` computes dummy tokens, which would change the states that {name} keeps "

@@ -17,6 +17,7 @@ from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.execution import build
+from conveyor_engine.execution.limits import check_settings_with_states
 from conveyor_engine.execution.models.divide import divide_model
 from conveyor_engine.execution.ranks import RankedRunner, Ranks
 from conveyor_engine.loop.core import EngineCore
@@ -140,6 +141,26 @@ def test_what_cannot_be_divided_is_refused(
     model = save_tiny_model(kind, tmp_path)
     with pytest.raises(error, match=message):
         divide_model(model, 0, world_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "error", "message"),
+    [
+        ({}, 2, ModelError, "Mamba keeps states for each request, which are not divided among ranks"),
+        (
+            {"batching_mode": "static", "padding": "real"},
+            1,
+            ConfigError,
+            "would change the states that Mamba keeps for each request",
+        ),
+    ],
+)
+def test_settings_that_states_do_not_allow_are_refused(
+    settings: dict[str, Any], world_size: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_settings_with_states(EngineConfig(model="/m", **settings), "Mamba", world_size)
+    check_settings_with_states(EngineConfig(model="/m"), "Mamba", 1)
 
 
 def test_a_model_of_another_task_uses_one_device_and_says_so(tmp_path: Path) -> None:

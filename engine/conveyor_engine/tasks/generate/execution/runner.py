@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from conveyor_engine.config.engine_config import GUESSING, EngineConfig
-from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import Ends, LayerShape
 from conveyor_engine.execution.attention.groups import group_layers, list_parts
@@ -197,13 +196,7 @@ class GenerateRunner(Runner):
 
     def _prepare_states(self, start: RunnerStart, layers: list[LayerShape], shapes: Shapes, world_size: int) -> None:
         """Check a model whose layers keep states for rows. Raises ConfigError or ModelError."""
-        name = type(self.model).__name__
-        if world_size > 1:
-            raise ModelError(
-                f"{name} keeps states for each request, which are not divided among ranks: use "
-                "`tensor_parallel_size: 1`"
-            )
-        check_settings_with_states(start.config, name)
+        check_settings_with_states(start.config, type(self.model).__name__, world_size)
         check_states(self.model, layers, shapes)
 
     def _allocate(
