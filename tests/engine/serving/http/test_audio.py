@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import soxr
 from jsonschema import Draft202012Validator
 from tests.engine.processes import EngineServer, error_of
-from tests.engine.receipts import ASKED, check_receipt
+from tests.engine.receipts import ASKED, check_receipt, check_sum
 from tests.engine.speech_models import RATE, draw_sound, encode, save_speech_model
 from tests.engine.tasks.transcribe.test_transcripts import generate
 from tests.openapi import find_event_schema
@@ -241,3 +241,11 @@ def test_the_last_event_of_a_stream_has_the_receipt(served: Served) -> None:
     answer = served.server.client.post(served.server.url + PATH, data=data, files=files, headers=ASKED)
     done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")][-1]
     check_receipt(json.loads(done)["usage"]["receipt"])
+
+
+def test_the_receipts_of_requests_are_the_time_of_all_steps(served: Served) -> None:
+    def run(_: int, headers: Mapping[str, str]) -> None:
+        answer = httpx.post(served.server.url + PATH, files={"file": ("x.wav", WAV)}, headers=dict(headers), timeout=60)
+        assert answer.status_code == 200, answer.text
+
+    check_sum(served.server, 4, run)

@@ -1,7 +1,7 @@
 """Tests /classify and /predict on a real server against the labels and scores of transformers' pipeline."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import LABELS, open_tokenizer, write_served_classifier
 from tests.engine.processes import EngineServer, error_of
-from tests.engine.receipts import ASKED, check_receipt
+from tests.engine.receipts import ASKED, check_receipt, check_sum
 from tests.engine.serving.http.other_tasks import list_paths
 from transformers import TextClassificationPipeline, TokenClassificationPipeline
 
@@ -294,3 +294,11 @@ def test_an_answer_has_its_receipt(labels_one: Served, path: str) -> None:
     answer = labels_one.server.post(path, BODIES[path], **ASKED)
     header = answer.headers.get("x-receipt")
     check_receipt(json.loads(header) if header else answer.json()["usage"]["receipt"])
+
+
+def test_the_receipts_of_requests_are_the_time_of_all_steps(labels_one: Served) -> None:
+    def run(_: int, headers: Mapping[str, str]) -> None:
+        answer = labels_one.server.post("/classify", BODIES["/classify"], **headers)
+        assert answer.status_code == 200, answer.text
+
+    check_sum(labels_one.server, 4, run)

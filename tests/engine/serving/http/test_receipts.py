@@ -1,14 +1,14 @@
 """Tests receipts of generated texts on a real server, whole and in streams. Other tasks' tests have theirs."""
 
 import json
-import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.engine.processes import EngineServer
-from tests.engine.receipts import ASKED, check_receipt
+from tests.engine.receipts import ASKED, check_receipt, check_sum
 
 from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK, write_receipt_request
 
@@ -124,23 +124,12 @@ def test_of_an_answer_whose_client_has_left_the_steps_until_then_are_known(serve
 
 def test_the_receipts_of_all_requests_are_the_time_of_all_steps(server: EngineServer) -> None:
     """The engine time of many requests is the busy time within 1 %: together, aborted, with choices, in streams."""
-    server.wait_load(running=0, waiting=0)
-    busy = server.metric("conveyor_engine_busy_seconds_total")
-    keys = [f"sum-{number}" for number in range(12)]
 
-    def run(number: int) -> None:
+    def run(number: int, headers: Mapping[str, str]) -> None:
         fields = ({}, {"n": 2}, {"stream": True}, {"stop": "e"})[number % 4]
         body = BODIES["/v1/completions"] | {"prompt": list(range(5, 30 + number)), "max_tokens": 40} | fields
         with httpx.Client(timeout=60) as client:
-            headers = {USAGE_HEADER: keys[number]}
             while client.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code == 429:
                 pass
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(keys))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    server.wait_load(running=0, waiting=0)
-    engine_ms = sum(server.get(f"/usage?key={key}").json()["receipt"][0] for key in keys)
-    assert engine_ms / 1000 == pytest.approx(server.metric("conveyor_engine_busy_seconds_total") - busy, rel=0.01)
+    check_sum(server, 12, run)

@@ -1,7 +1,7 @@
 """Tests /v1/rerank, /v2/rerank, /rerank, /v1/score and /score on a real server against transformers' scores."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import open_tokenizer, write_served_classifier
 from tests.engine.processes import EngineServer, error_of
-from tests.engine.receipts import ASKED, check_receipt
+from tests.engine.receipts import ASKED, check_receipt, check_sum
 from tests.engine.serving.http.other_tasks import list_paths
 
 from conveyor_api.endpoints import ENDPOINTS
@@ -265,3 +265,11 @@ def test_an_answer_has_its_receipt(served: Served, path: str) -> None:
         check_receipt(json.loads(answer.headers["x-receipt"]))
     else:
         check_receipt(answer.json()["usage"]["receipt"])
+
+
+def test_the_receipts_of_requests_are_the_time_of_all_steps(served: Served) -> None:
+    def run(_: int, headers: Mapping[str, str]) -> None:
+        answer = served.server.post("/v1/rerank", BODIES["/v1/rerank"], **headers)
+        assert answer.status_code == 200, answer.text
+
+    check_sum(served.server, 4, run)
