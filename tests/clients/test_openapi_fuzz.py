@@ -1,12 +1,15 @@
 """Generated requests to each route: which routes of a document an engine has, and how a run's report is read."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_protocol.tasks import TASKS
 from e2e.openapi_fuzz.documents import Route, restrict, simplify
 from e2e.openapi_fuzz.models import MODELS
-from e2e.openapi_fuzz.tool import Result, _read
+from e2e.openapi_fuzz.tool import CHECKS, Result, Tool, _read
 
 INFER = Route("POST", "/v2/models/{model}/infer")
 
@@ -31,6 +34,16 @@ def test_a_report_s_failures_and_errors_are_found() -> None:
     )
     assert (result.cases, result.failures) == (7, ["Server error (2)", "Schema Error"])
     assert json.loads(json.dumps(result.as_json()))["route"] == str(INFER)
+
+
+@pytest.mark.parametrize("beginning", [None, "", '{"test_cases": '])
+def test_a_run_that_ends_before_its_report_is_a_failure(tmp_path: Path, beginning: str | None) -> None:
+    program = tmp_path / "schemathesis"
+    report, log = (tmp_path / f"POST_v2_models_{{model}}_infer.{ending}" for ending in ("json", "log"))
+    program.write_text("#!/bin/sh\n" + ("" if beginning is None else f"printf '{beginning}' >'{report}'\n"))
+    program.chmod(0o755)
+    tool = Tool(program, "demo", "http://127.0.0.1:9", None, build_document(), tmp_path, CHECKS, 1, 60)
+    assert tool.run(INFER, 1).failures == [f"schemathesis wrote no whole report: see {log}"]
 
 
 def test_each_task_has_a_model() -> None:
