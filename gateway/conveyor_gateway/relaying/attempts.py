@@ -129,8 +129,9 @@ class Attempts:
                 self.queue.note_failure(self.ticket)
                 self._num_lost += 1
                 if has_form(request.body):
-                    self.deaths.note(request.body, address, sent_at)
-                    if not isinstance(error, EngineSilent):
+                    is_silent = isinstance(error, EngineSilent)
+                    self.deaths.note(request.body, address, sent_at, is_silent)
+                    if not is_silent:
                         words = "the engine failed before it responded; a request with a form is not sent to another"
                         raise GatewayError(words, Code.ENGINE_LOST) from error
                 if self._num_lost == MAX_LOST:

@@ -44,14 +44,15 @@ class Deaths:
         self._clock = clock
         self._noted: OrderedDict[bytes, _Noted] = OrderedDict()  # the oldest first
 
-    def note(self, body: bytes, address: str, sent_at: float) -> None:
+    def note(self, body: bytes, address: str, sent_at: float, is_silent: bool) -> None:
         """Record that the engine at `address` died with this body, which has a form and was sent at `sent_at`.
 
-        If the engine had the same body several times when it died, that is one death.
+        If the engine had the same body several times when it died, that is one death. `is_silent`: its node stopped
+        acknowledging. Connections to this node may time out one after another, so that is one death, too.
         """
         key, now = _key(body), self._clock()
         noted = self._noted.get(key, _NEVER)
-        if noted.address == address and sent_at <= noted.at:
+        if noted.address == address and (is_silent or sent_at <= noted.at):
             return
         self._noted.pop(key, None)
         self._noted[key] = _Noted(now, noted.number + 1, address)
