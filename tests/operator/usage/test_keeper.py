@@ -124,8 +124,8 @@ async def test_the_time_of_pods_goes_on_with_another_operator(
         await asyncio.sleep(2)
         async with keeping():
             await until(lambda: read_pods() >= before + 2.0)
+            await until(lambda: read_metric() >= before + time.time() - away - 1.5)  # a busy keeper is late
         assert read_pods() <= time.time() - began_unix + 1, "from the first operator's start, and not twice"
-        assert read_metric() >= before + time.time() - away - 2
     assert 'conveyor_operator_pod_seconds_total{inference_service="gone"' not in str(generate_latest(metrics.registry))
 
     def show(*arguments: str) -> list[list[str]]:
