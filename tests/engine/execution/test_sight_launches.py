@@ -5,6 +5,7 @@ ones, on a CPU: neither count depends on the width. docs/images-in-chats.md has 
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,16 @@ class Launches(TorchDispatchMode):
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions that read numbers of tensors, in order."""
     found: list[str] = []
+
+    def note(name: str, original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def read(tensor: torch.Tensor) -> Any:
+            found.append(name)
+            return original(tensor)
+
+        return read
+
     for name in ("tolist", "item", "__int__", "__bool__"):
-
-        def read(tensor: torch.Tensor, _name: str = name, _original: Any = getattr(torch.Tensor, name)) -> Any:
-            found.append(_name)
-            return _original(tensor)
-
-        monkeypatch.setattr(torch.Tensor, name, read)
+        monkeypatch.setattr(torch.Tensor, name, note(name, getattr(torch.Tensor, name)))
     return found
 
 
