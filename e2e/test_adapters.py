@@ -28,6 +28,7 @@ TARGETS = ("q_proj", "v_proj")
 WITH_BAD = {"sql": "Ready", "support": "Ready", "other": "Ready", "bad": "Failed"}
 
 
+@pytest.mark.nightly  # tests/contract/test_adapters.py shows the same without pods
 @pytest.mark.long
 def test_each_adapter_and_the_model_answer_differently(namespace: str) -> None:
     folder = demo_model_directory().parent / namespace

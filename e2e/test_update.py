@@ -72,6 +72,7 @@ async def test_a_wrong_image_leaves_the_only_engine_of_a_shared_volume(namespace
     await assert_kept(service(NAME, replicas=1), namespace)
 
 
+@pytest.mark.nightly
 @pytest.mark.xdist_group("most GPUs")
 async def test_a_wrong_image_leaves_the_only_engine_where_no_gpu_is_spare(
     hub_model: dict[str, Any], namespace: str
