@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.model_files import MODEL_CARD, QUANTIZATION_FILES, read_object
+from conveyor_engine.plain_layers import is_plain, list_plain, list_targets
 
 # The methods whose layouts `execution.models.quantized.layouts` has, and `gguf`, whose files `gguf_weights` reads.
 RESTORED: Final = frozenset(
@@ -21,16 +22,19 @@ RESTORED: Final = frozenset(
 _DECLARING_KEYS: Final = ("quantization_config", "compression_config", "quantization")  # in config.json
 _METHODS: Final = {  # names of one method
     "auto_gptq": "gptq",
-    "auto_round:auto_gptq": "gptq",
     "auto_awq": "awq",
-    "auto_round:auto_awq": "awq",
     "compressed_tensors": "compressed-tensors",
     "modelopt_fp4": "modelopt",
     "modelopt_mixed": "modelopt",
 }
+_OF_AUTO_ROUND: Final = (  # its floats have the tensors of these methods
+    (re.compile(r"fp8"), "fp8"),
+    (re.compile(r"(mx|nv)_?fp"), "compressed-tensors"),
+)
 _GPTQ_FORMATS: Final = {"gptq": 1, "gptq_v2": 0}  # and what its zero points lack
 _FP8_BITS, _FP4_BITS = 8, 4
 _OF_MODELOPT: Final = {"NVFP4": _FP4_BITS, "W4A16_NVFP4": _FP4_BITS}
+_OF_BLOCKS: Final = re.compile("FP8_(PB|BLOCK)")  # 128 rows and columns
 _OF_QUARK: Final = {"fp8_e4m3": _FP8_BITS, "fp4": _FP4_BITS}
 _GPTQ_BITS: Final = (2, 3, 4, 8)
 _DENSE: Final = (None, "dense")
@@ -49,7 +53,8 @@ class Declared:
     zero_offset: what GPTQ's stored zero points lack. blocks: the rows and columns of a block, if scales are for blocks.
     kept_bits: of the numbers that the kernels for CPUs can keep; 0 if the declaration shows none, or several.
     kept_on_gpus: the same for GPUs. is_mixed: whether the numbers have different bits, of which `kept_on_gpus` are the
-    most. is_ordered: whether a group's columns may lie anywhere (act-order).
+    most. is_ordered: whether a group's columns may lie anywhere (act-order). plain, targets: expressions for the layers
+    that are not quantized, and for those that are; no targets: all others.
     """
 
     method: str
@@ -62,6 +67,12 @@ class Declared:
     kept_on_gpus: int = 0
     is_mixed: bool = False
     is_ordered: bool = False
+    plain: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    def is_plain(self, path: str) -> bool:
+        """Return whether a module has 16 bits. path: its name in transformers' class."""
+        return is_plain(self.plain, self.targets, path)
 
     @property
     def where(self) -> str:
@@ -118,6 +129,8 @@ def read_declared(directory: Path) -> Declared | None:
         kept_on_gpus=0 if 0 in on_gpus else max(on_gpus, default=0),
         is_mixed=len(on_gpus) > 1,
         is_ordered=is_ordered,
+        plain=tuple(list_plain(settings)),
+        targets=tuple(list_targets(_object(settings, "config_groups").values())),
     )
 
 
@@ -138,7 +151,8 @@ def _find_declared(directory: Path) -> tuple[Mapping[str, Any], str] | None:
 def _name_method(settings: Mapping[str, Any]) -> str:
     method = settings.get("quant_method")
     if method == "auto-round":
-        method = settings.get("packing_format")
+        method = str(settings.get("packing_format")).removeprefix("auto_round:")
+        method = next((name for pattern, name in _OF_AUTO_ROUND if pattern.match(method)), method)
     if method is None:
         method = "modelopt" if "quant_algo" in settings else "gptq" if "desc_act" in settings else ""
     return _METHODS.get(str(method), str(method))
@@ -184,7 +198,8 @@ def _read_blocks(method: str, settings: Mapping[str, Any]) -> tuple[int | None, 
             blocks = [int(size) for size in blocks.split("x")]
     if isinstance(blocks, list) and len(blocks) == 2 and all(type(each) is int and each > 0 for each in blocks):
         return blocks[0], blocks[1]
-    return (128, 128) if method == "modelopt" and settings.get("quant_algo") == "FP8_PB_WO" else (None, None)
+    has_blocks = method == "modelopt" and any(map(_OF_BLOCKS.match, _list_algorithms(settings)))
+    return (128, 128) if has_blocks else (None, None)
 
 
 def _find_kept_bits(method: str, settings: Mapping[str, Any]) -> int:
@@ -218,14 +233,20 @@ def _list_gpu_bits(method: str, settings: Mapping[str, Any]) -> set[int]:
     if method == "compressed-tensors":
         return {_find_whole_bits(method, each) or _find_float_bits(each) for each in _list_kinds(settings)}
     if method == "modelopt":
-        layers = _object(settings, "quantized_layers")
-        named = {str(_object(layers, name).get("quant_algo")) for name in layers} or {str(settings.get("quant_algo"))}
-        return {_OF_MODELOPT.get(each, _FP8_BITS if each.startswith("FP8") else 0) for each in named}
+        return {
+            _OF_MODELOPT.get(each, _FP8_BITS if each.startswith("FP8") else 0) for each in _list_algorithms(settings)
+        }
     if method == "quark":
         layers = _object(settings, "layer_quant_config")
         every = (_object(settings, "global_quant_config"), *(_object(layers, name) for name in layers))
         return {_OF_QUARK.get(str(_object(each, "weight").get("dtype")), 0) for each in every}
     return {_FP4_BITS if method == "mxfp4" else _FP8_BITS if method in ("fp8", "fbgemm_fp8") else 0}
+
+
+def _list_algorithms(settings: Mapping[str, Any]) -> set[str]:
+    """Return the names that ModelOpt has for the formats of the layers."""
+    layers = _object(settings, "quantized_layers")
+    return {str(_object(layers, name).get("quant_algo")) for name in layers} or {str(settings.get("quant_algo"))}
 
 
 def _find_float_bits(kind: Mapping[str, Any]) -> int:

@@ -235,6 +235,40 @@ def test_numbers_of_several_bits_are_counted_with_the_most(tmp_path: Path, setti
     assert "gpu" not in lines_of(tmp_path), "the kernels do not know one group"
 
 
+_GROUP = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": ["Linear"]}
+_MLP = r"re:.*mlp\.(gate|up|down)_proj$"
+_CT: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups": {"group_0": _GROUP}}
+_AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32}
+PARTLY: dict[str, dict[str, Any]] = {  # the attention of Qwen has 16 bits
+    "names": _CT | {"ignore": [f"model.layers.{i}.self_attn.{p}_proj" for i in range(3) for p in "qkvo"] + ["lm_head"]},
+    "expressions": _CT | {"ignore": ["lm_head", "re:.*self_attn.*"]},
+    "targets": _CT | {"config_groups": {"group_0": _GROUP | {"targets": [_MLP, r"re:.*experts\..*"]}}},
+    "ends of names": {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["self_attn"]},
+    "wildcards": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*self_attn*", "lm_head"]},
+    "another prefix": _CT | {"ignore": ["re:model.language_model.*self_attn.*", "re:^model.layers.*self_attn"]},
+    "dynamic": {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {r"-:.*self_attn\..*": {}}},
+    "AutoRound": _AUTO_ROUND
+    | {"extra_config": {f"model.layers.{i}.self_attn.{p}_proj": {"bits": 16} for i in range(3) for p in "qkvo"}},
+    "a damaged expression": _CT | {"ignore": ["re:(", "re:.*self_attn.*"]},
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("qwen3_moe", "targets"), *(("qwen3", name) for name in PARTLY)])
+def test_layers_that_are_declared_as_not_quantized_have_16_bits(
+    tmp_path: Path, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conveyor_engine.preview.describe._gb", str)  # bytes, because the model is small
+    model = save_tiny_model(kind, tmp_path, hidden_size=64, moe_intermediate_size=64, intermediate_size=512)
+    change(tmp_path, quantization_config=PARTLY[name])
+    sizes = {path: each.numel() for path, each in model.named_parameters()}
+    kept = {path for path in sizes if "mlp" in path and not path.endswith("mlp.gate.weight")}
+    expected = sum(count * (4.5 if path in kept else 16) / 8 for path, count in sizes.items())
+    lines = lines_of(tmp_path)
+    assert lines["gpu"].startswith(f"{expected:.0f} of weights")
+    if PARTLY[name]["quant_method"] != "modelopt":
+        assert lines["cpu"].startswith(f"{expected:.0f} of weights")
+
+
 def test_the_experts_of_gpt_oss_are_counted_as_a_gpu_keeps_them(tmp_path: Path) -> None:
     model = save_tiny_model("gpt_oss", tmp_path, hidden_size=64, intermediate_size=512)
     change(tmp_path, quantization_config={"quant_method": "mxfp4"})

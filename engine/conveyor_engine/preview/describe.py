@@ -4,7 +4,7 @@ A model on torch's device `meta` has shapes and no numbers. So the start's check
 layers run, and its checks of results do not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from conveyor_engine.execution.models.latent import keep_latents
 from conveyor_engine.execution.models.loader import load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
-from conveyor_engine.execution.models.quantize import count_bytes
+from conveyor_engine.execution.models.quantize import count_bytes, is_computed
 from conveyor_engine.execution.models.quantized.checkpoint import GGUF
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
@@ -105,8 +105,16 @@ def _count_on_gpus(model: PreTrainedModel, declared: Declared | None, directory:
     if declared is None or not declared.kept_on_gpus or (declared.is_ordered and has_experts):
         return None
     if declared.method == "mxfp4":  # which only experts have
-        return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS, _are_experts)
-    return count_bytes(model, declared.kept_on_gpus, _HEAD_BITS)
+        return _count_kept(model, declared, declared.kept_on_gpus, _are_experts)
+    return _count_kept(model, declared, declared.kept_on_gpus)
+
+
+def _count_kept(
+    model: PreTrainedModel, declared: Declared, bits: int, has_bits: Callable[[nn.Module], bool] = is_computed
+) -> int | None:
+    """Return the bytes of published weights. Layers that the files declare as not quantized have 16 bits."""
+    plain = {part for path, part in model.named_modules() if has_bits(part) and declared.is_plain(path)}
+    return count_bytes(model, bits, _HEAD_BITS, lambda part: has_bits(part) and part not in plain)
 
 
 def _are_experts(part: nn.Module) -> bool:
@@ -121,7 +129,7 @@ def _describe_rounded(model: PreTrainedModel, task: str, declared: Declared | No
         if declared.method == GGUF:
             kept = count_gguf_bytes(directory, keeps_experts=any(map(is_gated, model.modules())))
         elif declared.kept_bits:
-            kept = count_bytes(model, declared.kept_bits, _HEAD_BITS)
+            kept = _count_kept(model, declared, declared.kept_bits)
         if kept is not None:
             yield f"cpu      {_gb(kept)} of weights: {declared.name} is kept"
         return

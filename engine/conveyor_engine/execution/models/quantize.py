@@ -161,7 +161,7 @@ def check_quantization(
         )
 
 
-def _is_computed(part: nn.Module) -> bool:
+def is_computed(part: nn.Module) -> bool:
     """Return whether the kernels compute a module."""
     return isinstance(part, nn.Linear) or is_gated(part)
 
@@ -170,7 +170,7 @@ def count_bytes(
     model: PreTrainedModel,
     bits: int,
     head_bits: int = _HEAD_BITS,
-    has_bits: Callable[[nn.Module], bool] = _is_computed,
+    has_bits: Callable[[nn.Module], bool] = is_computed,
 ) -> int | None:
     """Return the bytes of a model's weights if modules of this kind have so many bits.
 

@@ -168,7 +168,8 @@ def restore_table(parts: Parts, declared: Declared) -> Tensor:
         table = parts[".nested_quant_map"].to(torch.float32)[scales.to(torch.int64)]
         scales = table * repeat_up_to(nested, _read_setting(settings, "nested_blocksize", int), len(table))
         scales += _read_setting(settings, "nested_offset", float)
-    numbers = parts[".quant_map"].to(torch.float32)[unpack_nibbles(parts[""].flatten(), high_first=True)]
+    packed = parts[""].flatten().view(torch.uint8)  # `bnb_4bit_quant_storage` names the type in which bytes are stored
+    numbers = parts[".quant_map"].to(torch.float32)[unpack_nibbles(packed, high_first=True)]
     shape = torch.Size(_read_setting(settings, "shape", list))
     if not 0 <= len(numbers) - shape.numel() <= 1:  # half a byte may be left
         raise ValueError(f"{len(numbers)} numbers do not fit weights of {tuple(shape)}")
@@ -207,6 +208,7 @@ def find_bits(words: int, columns: int) -> int:
 
 
 _BYTES: Final = frozenset({"U8"})
+_STORAGE: Final = _BYTES | {"I8", "BF16", "F16", "F32"}  # of bitsandbytes' bytes
 _WORDS: Final = frozenset({"I32"})
 _SCALED: Final = Layout(restore_scaled, "", _FP8 | {"I8"}, ("_scale",), ("_zero_point",))
 _INVERSE: Final = Layout(restore_scaled, "", _FP8, ("_scale_inv",))
@@ -223,7 +225,7 @@ _TABLES: Final = tuple(
     Layout(
         restore_table,
         "",
-        _BYTES,
+        _STORAGE,
         (".absmax", ".quant_map", f".quant_state.bitsandbytes__{kind}"),
         (".nested_absmax", ".nested_quant_map"),
     )
@@ -234,11 +236,11 @@ _TABLES: Final = tuple(
 LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = {
     "fp8": (_INVERSE, _SCALED),
     "fbgemm_fp8": (_SCALED,),
-    "modelopt": (_NVFP4, _SCALED),
-    "compressed-tensors": (_PACKED, _NVFP4_PACKED, _MXFP4_PACKED, _SCALED),
+    "modelopt": (_NVFP4, _INVERSE, _SCALED),
+    "compressed-tensors": (_PACKED, _NVFP4_PACKED, _MXFP4_PACKED, _INVERSE, _SCALED),
     "quark": (_MXFP4, _SCALED),
-    "awq": (_AWQ,),
-    "gptq": (_GPTQ,),
+    "awq": (_AWQ, _INVERSE, _SCALED),  # AutoRound has layers in FP8 beside those in 4 bits
+    "gptq": (_GPTQ, _INVERSE, _SCALED),
     "mxfp4": (_MXFP4_EXPERTS,),
     "bitsandbytes": (*_TABLES, _INT8_ROWS),
 }
