@@ -75,7 +75,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_5_moe_text": Family("Qwen3.5 and 3.6 with experts, texts only", ("Generate",), "mixers"),
     "qwen3_5_text": Family("Qwen3.5 and 3.6, texts only", ("Generate",), "mixers"),
     "qwen3_moe": Family("Qwen3 with experts", ("Generate",), "attention"),
-    "qwen3_next": Family("Qwen3-Next", ("Generate",), "parts"),
+    "qwen3_next": Family("Qwen3-Next", ("Generate",), "mixers"),
     "qwen3_vl": Family("Qwen3-VL", ("Generate",), "layers"),
     "starcoder2": Family("Starcoder2", ("Generate",), "attention"),
     "xlm-roberta": Family("XLM-RoBERTa", ("Embed", "Rerank", "Classify")),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from conveyor_bench.comparing.shapes import SHAPES, model_config
 from conveyor_bench.gpu.models import timed_core
@@ -63,13 +63,22 @@ _EXPERTS = {
     "num_experts_per_tok": 8,
 }
 _TINY_EXPERTS = _TINY | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+_TINY_STATES = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 # By the names in `Sizes.curve_models`.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama-3.1-8b": lambda: LlamaConfig(**_LLAMA, **_NO_ENDS),
     "gemma-3-4b": lambda: Gemma3TextConfig(**_GEMMA, sliding_window=1024, **_NO_ENDS),
     "qwen3-30b-a3b": lambda: Qwen3MoeConfig(**_EXPERTS, norm_topk_prob=True, **_NO_ENDS),
+    "qwen3.5-9b": lambda: Qwen3_5TextConfig(**_NO_ENDS),  # transformers' defaults are this model's sizes
     "tiny-gemma": lambda: Gemma3TextConfig(**_TINY, sliding_window=16, **_NO_ENDS),
     "tiny-experts": lambda: Qwen3MoeConfig(**_TINY_EXPERTS, **_NO_ENDS),
+    "tiny-states": lambda: Qwen3_5TextConfig(**_TINY, **_TINY_STATES, **_NO_ENDS),
 }
 
 

@@ -17,6 +17,7 @@ from conveyor_bench.comparing.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.graphs.cuda import run_again
+from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.generate.execution.runner import GenerateRunner
@@ -34,6 +35,7 @@ def make_model(
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    carry_states(model)
     return model.eval().requires_grad_(False)
 
 

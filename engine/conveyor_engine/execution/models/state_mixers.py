@@ -7,7 +7,7 @@ layers keep the names of the checkpoint, which adapters use. On CUDA, one produc
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,13 +155,41 @@ class GatedDeltaNet(StateMixer):
         self._norm = mixer.norm.weight.data.float(), mixer.norm.variance_epsilon
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
-        inputs = self._project_inputs(x)
-        qkv = self._convolve(inputs["in_proj_qkv"], rows, states, self._taps)
-        gates = inputs["in_proj_a"], inputs["in_proj_b"]
+        qkv, z, a, b = self._find_inputs(x)
+        qkv = self._convolve(qkv, rows, states, self._taps)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
-        out = self._kernels.delta_rule(rows, qkv, gates, state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
-        out = self._kernels.gated_norm(out, inputs["in_proj_z"], *self._norm, norm_first=True)
+        out = self._kernels.delta_rule(rows, qkv, (a, b), state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
+        out = self._kernels.gated_norm(out, z, *self._norm, norm_first=True)
         return self._project_output(out.flatten(1))
+
+    def _find_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values (T, C), then z (T, values), a and b (T, heads)."""
+        inputs = self._project_inputs(x)
+        return inputs["in_proj_qkv"], inputs["in_proj_z"], inputs["in_proj_a"], inputs["in_proj_b"]
+
+
+class GroupedGatedDeltaNet(GatedDeltaNet):
+    """The mixer of Qwen3-Next, whose two projections have the results of one key head after those of another."""
+
+    def __init__(self, mixer: Any, shapes: Shapes) -> None:
+        super().__init__(mixer, shapes)
+        key, values = mixer.head_k_dim, mixer.value_dim // mixer.num_k_heads
+        heads, device = mixer.num_v_heads // mixer.num_k_heads, mixer.dt_bias.device
+        self._qkvz = _order(mixer.num_k_heads, (key, key, values, values)).to(device)
+        self._ba = _order(mixer.num_k_heads, (heads, heads)).to(device)
+        self._num_values: int = mixer.value_dim
+
+    def _find_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        inputs = self._project_inputs(x)
+        qkvz = inputs["in_proj_qkvz"].index_select(1, self._qkvz)
+        b, a = inputs["in_proj_ba"].index_select(1, self._ba).chunk(2, dim=1)
+        return qkvz[:, : -self._num_values], qkvz[:, -self._num_values :], a, b
+
+
+def _order(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
+    """Return the places of columns that are in groups of parts of these sizes, in an order of parts of groups."""
+    groups = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
+    return torch.cat([part.flatten() for part in torch.split(groups, list(sizes), dim=1)])
 
 
 class Mamba2(StateMixer):
@@ -201,6 +229,7 @@ class ShortConv(StateMixer):
 
 _KINDS: dict[type[StateMixer], set[str]] = {
     GatedDeltaNet: {"conv1d", "norm", "out_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"},
+    GroupedGatedDeltaNet: {"conv1d", "norm", "out_proj", "in_proj_qkvz", "in_proj_ba"},
     Mamba2: {"conv1d", "norm", "out_proj", "in_proj"},
     ShortConv: {"conv", "out_proj", "in_proj"},
 }

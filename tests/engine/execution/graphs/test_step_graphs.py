@@ -5,6 +5,7 @@ There is no graph here: the same work runs again. `test_replay` replays it.
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 import torch
 from tests.engine.loop.test_plain_steps import MODES, request_everything
 from tests.engine.references import Reference, add, answers, run, tokens_of
-from tests.engine.tiny_models import VOCAB_SIZE
+from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import native
 from conveyor_engine.execution.graphs import cuda
 from conveyor_engine.execution.graphs.cuda import Work, choose_capture, run_again
@@ -292,3 +294,16 @@ def test_sizes_below_one_without_memory_are_captured(error: Exception, captured:
     assert graphs.sizes("plain") == captured
     assert graphs.num_lost == 3 - len(captured)
     assert "event=cuda_graph_failed steps=plain size=2048" in messages[0]
+
+
+def test_the_log_says_why_a_model_has_no_graphs(tmp_path: Path) -> None:
+    """The recurrences of OLMo-hybrid run transformers' code."""
+    save_tiny_model("olmo_hybrid", tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), device="cpu", dtype="float32", max_model_len=64, max_num_seqs=2, num_kv_blocks=8,
+        attention_backend="native", warmup=False,
+    )  # fmt: skip
+    lines: list[str] = []
+    runner = GenerateRunner(config, open_placement(config), lines.append, capture=run_again)
+    assert runner.graphs is None
+    assert "event=graphs_left_out attention_allows=True ranks=1 states_by_transformers=True" in lines

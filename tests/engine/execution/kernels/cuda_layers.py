@@ -17,6 +17,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import Grani
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, Ends, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
@@ -32,7 +33,14 @@ from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, Laye
 from conveyor_engine.execution.models.linear import build_linear
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.recognise import attention_class, layer_class
-from conveyor_engine.execution.models.state_mixers import GatedDeltaNet, Mamba2, ShortConv, StateMixer, find_shapes
+from conveyor_engine.execution.models.state_mixers import (
+    GatedDeltaNet,
+    GroupedGatedDeltaNet,
+    Mamba2,
+    ShortConv,
+    StateMixer,
+    find_shapes,
+)
 from conveyor_engine.execution.states import States
 
 CUDA = torch.device("cuda")
@@ -165,6 +173,19 @@ MIXERS = {
         Qwen3_5GatedDeltaNet,
         GatedDeltaNet,
         "qwen3_5_text",
+        {
+            "hidden_size": 2048,
+            "layer_types": ["linear_attention"],
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
+    "Qwen3-Coder-Next": Mixer(
+        Qwen3NextGatedDeltaNet,
+        GroupedGatedDeltaNet,
+        "qwen3_next",
         {
             "hidden_size": 2048,
             "layer_types": ["linear_attention"],

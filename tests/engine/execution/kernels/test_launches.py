@@ -118,6 +118,7 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
 
 LFM2 = ["linear", "_convolve", "linear"]
 TO_DELTA, AFTER_DELTA = ["linear", "_convolve"], ["_norm_gated", "linear"]
+TO_GROUPED_DELTA = ["linear", "index_select", "index_select", "_convolve"]
 MAMBA2 = {
     "decodes": ["linear", "_convolve", "_mamba2_decodes", "_norm_gated", "linear"],
     "a chunk of a prompt": ["linear", "_convolve", "_mamba2_chunks", "_norm_gated", "linear"],
@@ -132,6 +133,11 @@ LAUNCHES_OF_MIXERS = {
         "decodes": [*TO_DELTA, "_delta_decodes", *AFTER_DELTA],
         "a chunk of a prompt": [*TO_DELTA, "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
         "both": [*TO_DELTA, "_delta_decodes", "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+    },
+    "Qwen3-Coder-Next": {
+        "decodes": [*TO_GROUPED_DELTA, "_delta_decodes", *AFTER_DELTA],
+        "a chunk of a prompt": [*TO_GROUPED_DELTA, "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+        "both": [*TO_GROUPED_DELTA, "_delta_decodes", "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
     },
 }
 

@@ -35,7 +35,7 @@ def replace_mixers(directory: Path, kind: str, dtype: torch.dtype) -> list[State
 
 
 @pytest.mark.parametrize("instructions", ["generic", "avx2", "avx512", "avx512bf16", "amx"])
-@pytest.mark.parametrize("kind", ["lfm2", "nemotron_h", "qwen3_5_text"])
+@pytest.mark.parametrize("kind", ["lfm2", "nemotron_h", "qwen3_5_text", "qwen3_next"])
 def test_every_instruction_set_gives_transformers_numbers(tmp_path: Path, kind: str, instructions: str) -> None:
     before = native.isa()
     if not native.use_isa(instructions):
@@ -68,7 +68,7 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
 
 
-@pytest.mark.parametrize("kind", ["bamba", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text"])
+@pytest.mark.parametrize("kind", ["bamba", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text", "qwen3_next"])
 def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
     mixers = replace_mixers(tmp_path, kind, torch.float32)
     assert mixers

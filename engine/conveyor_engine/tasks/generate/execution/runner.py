@@ -102,8 +102,10 @@ class GenerateRunner(Runner):
             start.limit_rows(row_bytes(shapes, copied=config.speculation is not None))
         capture = capture or choose_capture(self.device, config.enforce_eager)
         self._workload = config.workload
-        # Graphs have no all-reduce yet.
-        if not self.backend.is_capturable or placement.world_size > 1 or reads_lengths(self.model):
+        # Graphs have no all-reduce yet, and transformers' code for states reads lengths.
+        can_capture, ranks, reads = self.backend.is_capturable, placement.world_size, reads_lengths(self.model)
+        if capture is not None and (not can_capture or ranks > 1 or reads):
+            progress(f"event=graphs_left_out attention_allows={can_capture} {ranks=} states_by_transformers={reads}")
             capture = None
         num_spare = int(capture is not None)  # spare rows and blocks for the padding of graphs
         reads_last = self._draft is not None and self._draft.reads_last
