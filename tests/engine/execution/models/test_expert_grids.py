@@ -105,5 +105,33 @@ def test_stored_numbers_of_experts_are_kept_as_they_are(tmp_path: Path, kind: st
                 assert torch.equal(torch.stack(kept), stored)
 
 
+def test_experts_of_gptq_with_columns_in_any_order_keep_16_bits_and_their_numbers(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def to_ordered(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        groups = (torch.arange(weight.shape[1]) // 32)[torch.randperm(weight.shape[1], generator=generator)]
+        return to_gptq(layer, weight) | {f"{layer}.g_idx": groups.int()}
+
+    save_tiny_model("qwen3_moe", tmp_path, hidden_size=64, moe_intermediate_size=64)
+    quantize(tmp_path, lambda layer, weight: (to_ordered if "experts" in layer else keep)(layer, weight))
+    declare(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True})
+    loaded, plain = (
+        load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"), defers=defers)
+        for defers in (True, False)
+    )
+    quantizer = Quantizer(loaded, None)
+    fuse_model(loaded, after=quantizer)
+    assert quantizer.num_rounded == 0
+    found = {path: part for path, part in loaded.named_modules() if isinstance(part, Experts)}
+    assert found
+    for path, experts in found.items():
+        for stack, stored in (
+            (experts.packed.gate_up, plain.get_submodule(path).gate_up_proj),
+            (experts.packed.down, plain.get_submodule(path).down_proj),
+        ):
+            kept = [native.unpack_linear(stack[number]) for number in range(len(stack))]  # type: ignore[arg-type]
+            assert torch.equal(torch.stack(kept), stored)
+
+
 def keep(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"{layer}.weight": weight}
