@@ -15,7 +15,7 @@ from PIL import Image
 
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.tasks.imagegenerate.execution.loading import SCHEDULERS
-from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, Size, read_facts
+from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, Size, build_params, read_facts
 from conveyor_engine.tasks.imagegenerate.reading import load_tokenizer
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from e2e.demo_model.train_paint import build_parts, build_tokenizer, save_pipeline
@@ -116,7 +116,6 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
         num_inference_steps=brief.num_steps,
         guidance_scale=brief.guidance,
         has_guidance=facts.guides and brief.guidance > 1,
-        seed=brief.seed,
         packed_tokens=tokenizer.encode(brief.prompt)[0],
         packed_negative=negative,
         previews=brief.previews,
@@ -127,6 +126,7 @@ def add(core: EngineCore, directory: Path, name: str, brief: Brief, arrival: flo
         EngineRequest(
             request_id=name,
             payload=request.encode(),
+            params=build_params(brief.seed),
             payload_cost=request.cost,
             num_steps=facts.nums_forwards[brief.num_steps - 1] - num_skipped,
             group=request.group,

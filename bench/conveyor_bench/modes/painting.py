@@ -22,7 +22,7 @@ from conveyor_bench.modes.painting_batches import paint_batches
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, read_facts
+from conveyor_engine.tasks.imagegenerate.facts import PaintRequest, build_params, read_facts
 from conveyor_engine.wire.request import EngineRequest
 from conveyor_load.percentiles import percentile
 from e2e.demo_model import PAINTER, demo_model_directory
@@ -159,12 +159,12 @@ def draw_requests(core: EngineCore, rate: float, load: Load) -> Iterator[EngineR
             num_inference_steps=load.count_steps(index),
             guidance_scale=7.5,
             has_guidance=facts.guides,
-            seed=index,
             packed_tokens=[array("I", [index % 25] * (len(each) // 4)).tobytes() for each in facts.empty_tokens],
         )
         yield EngineRequest(
             request_id=str(index),
             payload=request.encode(),
+            params=build_params(index),
             payload_cost=request.cost,
             num_steps=facts.nums_forwards[request.num_inference_steps - 1],
             group=request.group,

@@ -11,7 +11,7 @@ from conveyor_engine.serving.preparing.bounds import check_token_ids
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Truncation, too_long
-from conveyor_engine.wire.request import EngineRequest, ModelFacts
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.wire.worker import Job, Part
 
 RESULT_BYTES_MAX = 64 << 20  # limit on the results of a request: half of what the API process may hold for all clients
@@ -26,6 +26,7 @@ class Prompt(NamedTuple):
     payload_tokens: int = 0  # tokens of the payload; `usage` counts them as prompt tokens
     num_steps: int = 1  # number of engine steps in which the payload is computed
     group: int = 0  # see `EngineRequest`
+    params: SamplingParams | None = None
 
 
 class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -40,8 +41,20 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     parts: list[Part]  # each has at most a batch of requests, so that a long list does not fill the engine's queue
 
     @classmethod
-    def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, param: str, **own: Any) -> Self:
-        """Make an engine request for each prompt of the body. `own`: the fields that a subclass adds."""
+    def of(
+        cls,
+        prefix: str,
+        prompts: Sequence[Prompt],
+        job: Job,
+        fields: ModelFields,
+        param: str,
+        part_size: int | None = None,
+        **own: Any,
+    ) -> Self:
+        """Make an engine request for each prompt of the body.
+
+        part_size: requests of a part; None: a batch. own: the fields that a subclass adds.
+        """
         request_id = f"{prefix}-{uuid.uuid4().hex}"
         requests = [
             EngineRequest(
@@ -52,6 +65,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
                 payload_cost=prompt.payload_cost,
                 num_steps=prompt.num_steps,
                 group=prompt.group,
+                params=prompt.params,
                 level=job.find_level(fields.priority),
                 deadline=job.deadline,
                 arrival_time=job.arrival_time,
@@ -65,7 +79,7 @@ class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True
             arrival_time=job.arrival_time,
             ignored_fields=fields.ignored,
             param=param,
-            parts=Part.split(requests, job.facts.max_num_seqs),
+            parts=Part.split(requests, part_size or job.facts.max_num_seqs),
             **own,
         )
 

@@ -1,8 +1,9 @@
 """Messages of the task that generates pictures: the payload of a request, and the facts of a model.
 
-Each request makes one picture. Each step of a request has a result. The result of the last step is the picture, and
-the result of a step with a preview is the preview. Both have three bytes (red, green, blue) for each pixel, row by row.
-The result of any other step is `GOES_ON`. If the latents are not finite, the result is empty.
+Each request makes one picture. Requests that differ only in their seed share a payload; the seed is in their `params`.
+Each step of a request has a result. The result of the last step is the picture, and the result of a step with a
+preview is the preview. Both have three bytes (red, green, blue) for each pixel, row by row. The result of any other
+step is `GOES_ON`. If the latents are not finite, the result is empty.
 """
 
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.request import ModelFacts, SamplingParams
 
 GOES_ON: Final = b"\0"
 STEPS_MAX: Final = 500  # limit on a request's inference steps
@@ -96,13 +97,12 @@ def find_max_side(size: Size) -> int:
 
 
 class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The payload of a request: one picture."""
+    """The payload of a request: one picture, except for its seed."""
 
     size: Size
     num_inference_steps: int
     guidance_scale: float
     has_guidance: bool  # whether each step also computes the picture without the prompt, or with the negative one
-    seed: int  # 64 bits
     packed_tokens: list[bytes]  # the tokens of the prompt for each text encoder, uint32, padded
     packed_negative: list[bytes] = []  # the same of the negative prompt; empty: the request has none
     previews: tuple[int, ...] = ()  # numbers of the engine steps, from 1 on, after which a preview is sent
@@ -121,6 +121,11 @@ class PaintRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
+
+
+def build_params(seed: int) -> SamplingParams:
+    """Return the parameters of a request. seed: 64 bits."""
+    return SamplingParams(max_tokens=0, seed=seed)
 
 
 def read_request(payload: bytes) -> PaintRequest:

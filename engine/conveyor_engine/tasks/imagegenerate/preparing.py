@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.images.decoding import decode_image
@@ -16,14 +16,11 @@ from conveyor_engine.tasks.imagegenerate.bodies import (
     ImageGenerationRequest,
     PictureOptions,
 )
-from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, read_facts
+from conveyor_engine.tasks.imagegenerate.facts import PaintFacts, PaintRequest, Size, build_params, read_facts
 from conveyor_engine.wire.worker import Job
 
 if TYPE_CHECKING:  # the API process imports this module but not Pillow
     from PIL import Image
-
-
-EDIT_BYTES_MAX: Final = 16 << 20  # limit on the pixels of an edit's pictures: a quarter of what may wait at the engine
 
 
 class PreparedPictures(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
@@ -59,8 +56,6 @@ def _prepare(
     if 3 * number * size.num_pixels > RESULT_BYTES_MAX:
         most = RESULT_BYTES_MAX // (3 * size.num_pixels)
         raise InvalidRequest(f"n is {number}, but an answer has at most {most} pictures of {size}", param="n")
-    if image is not None and number > (most := max(1, EDIT_BYTES_MAX // (3 * size.num_pixels))):
-        raise InvalidRequest(f"n is {number}, but an edit has at most {most} pictures of {size}", param="n")
     num_steps = fields.num_inference_steps or facts.num_steps
     if num_steps > len(facts.nums_forwards):
         message = f"num_inference_steps must be at most {len(facts.nums_forwards)} with this model's scheduler"
@@ -80,33 +75,27 @@ def _prepare(
     num_skipped = 0 if image is None else _count_skipped(facts, num_steps, strength)
     num_forwards = facts.nums_forwards[num_steps - 1] - num_skipped
     pixels = b"" if image is None else image.resize(size, 1).tobytes()  # 1: Lanczos, as in diffusers
-    requests = [
-        PaintRequest(
-            size=size,
-            num_inference_steps=num_steps,
-            guidance_scale=guidance,
-            has_guidance=has_guidance,
-            seed=seed,
-            packed_tokens=tokens,
-            packed_negative=negative,
-            previews=_find_previews(fields.partial_images or 0, num_forwards),
-            image=pixels,
-            num_skipped=num_skipped,
-        )
-        for seed in seeds
-    ]
-    prompts = [
-        Prompt(
-            [],
-            request.encode(),
-            request.cost,
-            num_tokens + (num_negative if fields.negative_prompt else 0),
-            num_forwards,
-            request.group,
-        )
-        for request in requests
-    ]
-    own = {"size": size, "seeds": seeds, "stream": bool(fields.stream)}
+    request = PaintRequest(
+        size=size,
+        num_inference_steps=num_steps,
+        guidance_scale=guidance,
+        has_guidance=has_guidance,
+        packed_tokens=tokens,
+        packed_negative=negative,
+        previews=_find_previews(fields.partial_images or 0, num_forwards),
+        image=pixels,
+        num_skipped=num_skipped,
+    )
+    prompt = Prompt(
+        [],
+        request.encode(),
+        request.cost,
+        num_tokens + (num_negative if fields.negative_prompt else 0),
+        num_forwards,
+        request.group,
+    )
+    prompts = [prompt._replace(params=build_params(seed)) for seed in seeds]  # one part sends what they share once
+    own: dict[str, Any] = {"part_size": number, "size": size, "seeds": seeds, "stream": bool(fields.stream)}
     return PreparedPictures.of("img", prompts, job, fields, "prompt", **own)
 
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.step import Step
-from conveyor_engine.scheduling.tasks import OneStep
-from conveyor_engine.tasks.imagegenerate.facts import GOES_ON, PaintRequest, read_facts
+from conveyor_engine.scheduling.tasks import OneStep, wrong_task
+from conveyor_engine.tasks.imagegenerate.facts import GOES_ON, PaintRequest, build_params, read_facts
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 from conveyor_engine.wire.step import StepResult
 
@@ -35,16 +35,21 @@ class ImageGenerate(OneStep):
             num_inference_steps=_DUMMY_STEPS,
             guidance_scale=7.5,
             has_guidance=facts.guides,
-            seed=number,
             packed_tokens=facts.empty_tokens,
         )
         return EngineRequest(
             request_id=str(number),
             payload=request.encode(),
+            params=build_params(number),
             payload_cost=request.cost,
             num_steps=facts.nums_forwards[_DUMMY_STEPS - 1],
             group=request.group,
         )
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidRequest if the request has no seed."""
+        if request.params is None or request.params.seed is None:
+            raise wrong_task(self._task)
 
     def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
         """Add the results of a step. A picture that is not finite ends its request at once."""

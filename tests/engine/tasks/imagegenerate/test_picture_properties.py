@@ -20,7 +20,7 @@ from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.overlap import Overlap
-from conveyor_engine.tasks.imagegenerate.facts import GOES_ON, PaintFacts, Size
+from conveyor_engine.tasks.imagegenerate.facts import GOES_ON, PaintFacts, Size, build_params
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -61,7 +61,7 @@ class PretendedPainter:
         computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
         for row in plan.admitted:
             assert not row.block_ids
-            assert row.sampling is None
+            assert row.sampling is not None
             if not computed[row.row] or self.rows.get(row.row, (b"", 0))[0] != row.payload:
                 assert not computed[row.row], "what it has of a row is of another request"
                 self.rows[row.row] = row.payload, 0
@@ -120,7 +120,12 @@ class PictureHistory(SchedulerHistory):
         for cost, num_steps in pictures:
             name = f"r{len(self.added)}"
             request = EngineRequest(
-                request_id=name, payload=name.encode(), payload_cost=cost, num_steps=num_steps, arrival_time=self.now
+                request_id=name,
+                payload=name.encode(),
+                params=build_params(len(self.added)),
+                payload_cost=cost,
+                num_steps=num_steps,
+                arrival_time=self.now,
             )
             try:
                 self.scheduler.add_request(request)

@@ -92,28 +92,28 @@ def test_sizes_that_the_model_cannot_make_are_refused(
     assert caught.value.param == "size"
 
 
-@pytest.mark.parametrize(("number", "size", "most"), [(6, "1024x1024", 5), (2, "2048x2048", 1), (5, "1024x1024", None)])
-def test_a_small_file_cannot_fill_the_engine_s_memory(
-    reader: PromptTokenizer, number: int, size: str, most: int | None
-) -> None:
+@pytest.mark.parametrize("number", [1, 10])
+def test_the_picture_to_edit_is_sent_once_however_many_are_made(reader: PromptTokenizer, number: int) -> None:
     file = io.BytesIO()
     Image.new("RGB", (1, 1)).save(file, "PNG")
-    data = {"model": "tiny", "prompt": "a", "n": str(number), "size": size}
+    data = {"model": "tiny", "prompt": "a", "n": str(number), "size": "1024x1024", "seed": "5"}
     form = httpx.Request("POST", "http://a", data=data, files={"image": file.getvalue()})
     facts = make_facts(
-        task="imagegenerate", max_num_batched_tokens=2048**2, of_task=build_facts(reader, False, 1024).encode()
+        task="imagegenerate",
+        max_num_seqs=2,
+        max_num_batched_tokens=2048**2,
+        of_task=build_facts(reader, False, 1024).encode(),
     )
     job = Job("edits", facts, 1, 0.0, form.read(), content_type=form.headers["Content-Type"])
-    model = ServedModel("tiny", None, SamplingDefaults(), reader=reader)
-    if most is None:
-        sizes = (4 * sum(part.num_tokens_of.values()) for part in prepare_edits(model, job).parts)
-        assert sum(sizes) < 17 << 20
-        return
-    with pytest.raises(
-        InvalidRequest, match=f"n is {number}, but an edit has at most {most} pictures of {size}"
-    ) as caught:
-        prepare_edits(model, job)
-    assert caught.value.param == "n"
+    (part,) = prepare_edits(ServedModel("tiny", None, SamplingDefaults(), reader=reader), job).parts
+    assert 3 << 20 < len(part.add) < (3 << 20) + 4000
+    assert 3 << 20 <= 4 * sum(part.num_tokens_of.values()) < (3 << 20) + 4000
+    (frame,) = FrameReader().feed(part.add)
+    added = to_engine_decoder.decode(frame)
+    assert isinstance(added, Add)
+    requests = added.requests(0.0)
+    assert [request.params and request.params.seed for request in requests] == list(range(5, 5 + number))
+    assert len({id(request.payload) for request in requests}) == 1
 
 
 def test_an_image_that_is_too_large_is_named_with_its_own_size(reader: PromptTokenizer) -> None:

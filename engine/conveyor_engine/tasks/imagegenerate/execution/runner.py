@@ -39,7 +39,7 @@ from conveyor_engine.tasks.imagegenerate.facts import (
     read_request,
 )
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
 # How many pictures of the model's own size, with guidance, the default budget of a step allows.
 _PICTURES: Final = {"cpu": 8, "cuda": 16}
@@ -49,7 +49,7 @@ _PICTURES: Final = {"cpu": 8, "cuda": 16}
 class Row:
     """A picture in the making."""
 
-    digest: bytes  # of the request's payload
+    digest: bytes  # of the request's payload and seed
     request: PaintRequest  # without the picture to edit: a row stays until another picture takes its number
     prompts: Prompts  # the prompt; with guidance the negative prompt, then the prompt
     scheduler: Any
@@ -123,19 +123,17 @@ class PaintRunner(Runner):
     def _take_new(self, plan: StepPlan) -> None:
         """Create the rows that the plan admits, except those that a failed run of the same step already created."""
         computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
-        new = {
-            each.row: each.payload
+        new = [
+            each
             for each in plan.admitted
-            if not computed[each.row]
-            or each.row not in self._rows
-            or self._rows[each.row].digest != _digest(each.payload)
-        }
+            if not computed[each.row] or each.row not in self._rows or self._rows[each.row].digest != _digest(each)
+        ]
         if not new:
             return
-        requests = [read_request(payload) for payload in new.values()]
-        prompts = self._read_prompts(requests)
-        for (row, payload), request in zip(new.items(), requests, strict=True):
-            self._rows[row] = self._make_row(_digest(payload), request, next(prompts))
+        requests = [read_request(each.payload) for each in new]
+        for each, request, prompts in zip(new, requests, self._read_prompts(requests), strict=True):
+            assert each.sampling is not None
+            self._rows[each.row] = self._make_row(_digest(each), request, each.sampling.seed, prompts)
 
     def _read_prompts(self, requests: Sequence[PaintRequest]) -> Iterator[Prompts]:
         """Yield what the model reads of each request's prompt; with guidance of the negative prompt, then the prompt.
@@ -157,12 +155,12 @@ class PaintRunner(Runner):
         sizes = [2 if request.has_guidance else 1 for request in requests]
         return map(Prompts, torch.split(hidden, sizes), torch.split(pooled, sizes))
 
-    def _make_row(self, digest: bytes, request: PaintRequest, prompts: Prompts) -> Row:
-        """Create a row with random latents from the request's seed. An edit mixes them with those of its picture."""
+    def _make_row(self, digest: bytes, request: PaintRequest, seed: int, prompts: Prompts) -> Row:
+        """Create a row with random latents from the seed. An edit mixes them with those of its picture."""
         family, (width, height) = self._family, request.size
         scheduler = family.copy_scheduler(request.num_inference_steps, request.size)
         shape = 1, family.parts.vae.config.latent_channels, height // family.factor, width // family.factor
-        generator = torch.Generator().manual_seed(request.seed)  # on the host, so that all devices get the same noise
+        generator = torch.Generator().manual_seed(seed)  # on the host, so that all devices get the same noise
         drawn = self._encode(request, generator) if request.image else None
         noise = torch.randn(shape, generator=generator, dtype=self._dtype)
         if drawn is None:
@@ -234,7 +232,6 @@ class PaintRunner(Runner):
             num_inference_steps=1,
             guidance_scale=2.0,
             has_guidance=self._family.layout.guides,
-            seed=0,
             packed_tokens=empty,
         )
 
@@ -242,13 +239,14 @@ class PaintRunner(Runner):
         """Run the first step of these requests of one size, and decode their pictures. Existing rows are unaffected."""
         with torch.inference_mode():
             prompts = self._read_prompts(requests)
-            rows = [self._make_row(b"", request, each) for request, each in zip(requests, prompts, strict=True)]
+            rows = [self._make_row(b"", request, 0, each) for request, each in zip(requests, prompts, strict=True)]
             self._denoise(rows)
             self._draw(rows)
 
 
-def _digest(payload: bytes) -> bytes:
-    return sha256(payload).digest()
+def _digest(admitted: AdmittedRow) -> bytes:
+    assert admitted.sampling is not None
+    return sha256(admitted.payload + admitted.sampling.seed.to_bytes(8, "big")).digest()
 
 
 def _find_timesteps(plan: StepPlan) -> list[int]:
