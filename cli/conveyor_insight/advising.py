@@ -49,7 +49,8 @@ def advise(service: InferenceService, traffic: Traffic) -> Advice:
     if size != batching.chosen_batch_size:
         fields["maxBatchSize"] = size
     workload, about_workload = _choose_workload(service, traffic)
-    sentences = (mode_reason, size_reason, *_describe_window(service, traffic, mode), *about_workload)
+    about_window = _describe_window(service, traffic, mode)
+    sentences = (mode_reason, size_reason, *about_window, *_describe_drafts(traffic), *about_workload)
     return Advice(mode, size, fields, workload, sentences, tuple(_build_tune_flags(service, traffic)))
 
 
@@ -215,3 +216,11 @@ def _build_tune_flags(service: InferenceService, traffic: Traffic) -> Iterator[s
 
 def _build_lengths(traffic: Traffic, name: str) -> str:
     return ",".join(map(str, _measure(traffic, name).values()))
+
+
+def _describe_drafts(traffic: Traffic) -> Iterator[str]:
+    if traffic.drafts and traffic.tokens:
+        accepted, saved = traffic.accepted_drafts / traffic.drafts, traffic.accepted_drafts / traffic.tokens
+        yield (
+            f"speculation: {accepted:.0%} of the computed drafts were accepted; {saved:.0%} of all tokens were drafts."
+        )

@@ -68,7 +68,8 @@ class Traffic:
     """The traffic since the engines started.
 
     `kv_tokens`: size of one engine's KV cache in tokens; None if no engine reports it. `kv_usage`: share of the KV
-    cache in use now, 0 to 1, of the engine that uses most. `tokens`: generated tokens.
+    cache in use now, 0 to 1, of the engine that uses most. `tokens`: generated tokens. `drafts`, `accepted_drafts`:
+    tokens that were guessed and computed, and those of them that were right.
     """
 
     engines: int = 0
@@ -78,6 +79,8 @@ class Traffic:
     kv_tokens: int | None = None
     kv_usage: float | None = None
     tokens: float = 0.0
+    drafts: float = 0.0
+    accepted_drafts: float = 0.0
 
     def __getitem__(self, name: str) -> Histogram:
         return self.histograms[name]
@@ -112,6 +115,10 @@ def _add(traffic: Traffic, name: str, labels: dict[str, str], value: float) -> N
         traffic.preemptions += round(value)
     elif name == "vllm:generation_tokens_total":
         traffic.tokens += value
+    elif name == "vllm:spec_decode_num_draft_tokens_total":
+        traffic.drafts += value
+    elif name == "vllm:spec_decode_num_accepted_tokens_total":
+        traffic.accepted_drafts += value
     elif name == "vllm:kv_cache_usage_perc":
         traffic.kv_usage = max(value, traffic.kv_usage or 0.0)
     elif name == "conveyor_engine_batch_close_total":

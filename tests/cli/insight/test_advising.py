@@ -119,6 +119,14 @@ def test_the_advice_names_whether_a_window_has_an_effect() -> None:
     assert "window" not in advice(make_service(), traffic)[1]
 
 
+def test_the_share_of_accepted_drafts_is_named_if_there_were_drafts() -> None:
+    traffic = make_traffic()
+    assert "speculation" not in advice(make_service(), traffic)[1]
+    traffic.tokens, traffic.drafts, traffic.accepted_drafts = 1000, 500, 400
+    sentence = "speculation: 80% of the computed drafts were accepted; 40% of all tokens were drafts."
+    assert sentence in advice(make_service(), traffic)[1]
+
+
 def test_a_tune_of_this_traffic_is_named() -> None:
     flags = " ".join(advise(make_service(), make_traffic()).tune_flags)
     assert flags == "--input-tokens 400,400 --output-tokens 100,100 --objective ttft=200ms,itl=20ms"

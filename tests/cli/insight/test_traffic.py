@@ -41,6 +41,12 @@ def test_pages_of_engines_are_added_up() -> None:
     assert traffic.kv_tokens is None
 
 
+def test_drafts_of_engines_are_added_up() -> None:
+    page = render([10], num_draft_tokens=30, num_accepted_tokens=20)
+    traffic = read_traffic([page, page])
+    assert (traffic.drafts, traffic.accepted_drafts) == (60, 40)
+
+
 def test_the_cache_of_an_engine_is_read_where_it_has_one() -> None:
     for blocks, tokens in ((64, 1024), (0, None)):
         metrics = EngineMetrics("qwen")
