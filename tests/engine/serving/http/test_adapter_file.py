@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,26 @@ def test_adapters_come_change_and_go_while_requests_run(server: EngineServer, fo
     followed.file.write_text("{")
     wait_until(lambda: "event=adapters_file_refused" in server.log, "refused", server)
     assert tokens(server, "tiny:fr") == followed.answers["three"]
+
+
+# sglang#36894: an unload never ended after requests with many choices. vllm#13698: a load beside them ended the engine.
+def test_an_adapter_goes_and_comes_back_beside_requests_with_many_choices(
+    server: EngineServer, followed: Followed
+) -> None:
+    more = {"n": 16, "max_tokens": 100, "ignore_eos": True}
+    with ThreadPoolExecutor(4) as clients:
+        open_requests = [clients.submit(complete, server, "tiny:sql", **more) for _ in range(3)]
+        wait_until(lambda: server.load()["running"] > 0, "requests run", server)
+        followed.write(fr="three")
+        wait_until(lambda: states(server).get("fr") == "Ready", "loaded beside them", server)
+        assert complete(server, "tiny:sql").status_code == 404
+        for each in open_requests:
+            answer = each.result()
+            assert answer.status_code == 200, answer.text
+            tokens_of_all = {tuple(choice["token_ids"]) for choice in answer.json()["choices"]}
+            assert {found[:TOKENS] for found in tokens_of_all} == {tuple(followed.answers["one"])}
+    wait_until(lambda: states(server) == {"fr": "Ready"}, "unloaded", server)
+    followed.write(sql="one", fr="three")
+    wait_until(lambda: states(server).get("sql") == "Ready", "came back", server)
+    assert tokens(server, "tiny:sql") == followed.answers["one"]
+    assert tokens(server, "tiny") == followed.answers[""]
