@@ -1,6 +1,6 @@
 """Draws docs/pictures: the D2 files there by D2, and charts from the tables of docs/.
 
-The charts are the peers of docs/benchmarks.md, the modes of docs/image-generation.md, and the drafts of
+The charts are the peers of docs/benchmarks.md, the modes and the servers of docs/image-generation.md, and the drafts of
 docs/speculation.md.
 
 Called by `make pictures` with D2's program, and by `make check-generated` with `--check`, which needs none: a drawing
@@ -22,6 +22,9 @@ _PICTURES = _DOCS / "pictures"
 _ROW = re.compile(r"^\| ([AC]) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
 _PAINTED = re.compile(r"^\| (Dynamic|Continuous) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ s \| ([\d.]+) s \|", re.MULTILINE)
 _DRAFTED = re.compile(r"^\| (\d+) \| (\d+\.\d) \| (\d+\.\d) \| [\d.]+ \|$", re.MULTILINE)
+_SERVED = re.compile(
+    r"^\| ([\d.]+) \| ([\w ]+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \| [\d.]+ s \| [\d.]+ s \|$", re.MULTILINE
+)
 _LIGHT, _DARK = "0", "200"  # D2's numbers of themes
 
 
@@ -101,10 +104,26 @@ def draw_drafts() -> str:
     return lines("Answers that edit code, with drafts and without", subtitle, series, across, axis) + "\n"
 
 
+def draw_served() -> str:
+    """Pictures within the objective in a second against the load, for each server, from the table."""
+    rows = _SERVED.findall((_DOCS / "image-generation.md").read_text())
+    colours = {"Continuous": 3, "Dynamic": 1, "diffusers behind LitServe": 0}
+    series = [
+        Series(name, colour, [(float(load), float(rate)) for load, system, rate in rows if system == name])
+        for name, colour in colours.items()
+    ]
+    loads = sorted({float(load) for load, _, _ in rows})
+    across = MarkedAxis(0.0, loads[-1] * 1.05, "part of the capacity that arrives", marks=tuple(loads))
+    axis = axis_for([rate for one in series for _, rate in one.values], "")
+    subtitle = "pictures a second that are done within the objective; a tiny SDXL on one thread of a CPU"
+    return lines("Pictures in time over HTTP", subtitle, series, across, axis) + "\n"
+
+
 CHARTS: dict[str, Callable[[], str]] = {
     "peers.svg": draw_peers,
     "paint-latency.svg": draw_paint_latency,
     "paint-throughput.svg": draw_paint_throughput,
+    "paint-served.svg": draw_served,
     "drafts.svg": draw_drafts,
 }
 

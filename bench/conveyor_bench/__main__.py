@@ -26,6 +26,9 @@ COMMANDS = {
     "modes": Command("modes.command", "the batching modes on Anyscale's requests, in virtual time and measured"),
     "embed-modes": Command("modes.embeddings", "the batching modes with embeddings: window and size, in virtual time"),
     "paint-modes": Command("modes.painting", "the batching modes with pictures that arrive at random"),
+    "paint-served": Command(
+        "modes.painting_served", "pictures in time over HTTP, beside diffusers' pipeline behind LitServe"
+    ),
     "speech": Command("modes.transcribing", "the batching modes with audio files, and throughput beside other systems"),
     "batchers": Command("batchers.command", "dynamic batchers over HTTP: this engine and its peers, at the same rates"),
     "objectives": Command(
@@ -39,6 +42,9 @@ COMMANDS = {
     "schemas": Command("engine.schemas", "which JSON schemas of files the engine follows, and validity of answers"),
     "adapters": Command("engine.adapters", "what LoRA adapters cost a batch, one for all rows or several"),
     "speculation": Command("engine.speculation", "what drafts of next tokens save, on texts that repeat and others"),
+    "speculation-peers": Command(
+        "engine.speculation_peers", "what drafts save here, in vLLM and in llama.cpp, on the same texts"
+    ),
     "adapter-slots": Command("engine.adapter_slots", "the first token with more LoRA adapters than slots"),
     "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
     "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),

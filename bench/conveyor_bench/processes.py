@@ -1,16 +1,23 @@
 """Starts processes for measurements: the product's programs, and parts of a measurement.
 
-Used by `gateway`, `gateway-beside`, `control` and `hostile`.
+Used by `batchers`, `paint-served`, `gateway`, `gateway-beside`, `control` and `hostile`.
 """
 
 import contextlib
+import os
 import re
 import resource
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+_END_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.25
 
 
 class Child:
@@ -73,3 +80,37 @@ def cpu_seconds(pid: int) -> float:
     """Return the processor seconds of all threads of the process, to the nanosecond (`/proc/PID/stat` has ticks)."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start the process in its own session, so that Ctrl-C reaches only this program, which then ends the process."""
+    with log.open("a") as log_file:
+        return subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
+
+
+def find_ports() -> int:
+    """Return the first of three consecutive free ports, because Triton listens at three."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+        with socket.socket() as second, socket.socket() as third, contextlib.suppress(OSError, OverflowError):
+            second.bind(("127.0.0.1", port + 1))
+            third.bind(("127.0.0.1", port + 2))
+            return port
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and all processes in its process group."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sent)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+    begin = time.monotonic()
+    while time.monotonic() - begin < _END_SECONDS:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(_LOOK_SECONDS)

@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import signal
-import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +14,11 @@ import numpy as np
 
 from conveyor_bench.batchers.client import Client
 from conveyor_bench.batchers.systems import OURS, Settings, System
+from conveyor_bench.processes import end, find_ports, start
 from conveyor_engine.openmp import SPIN_COUNT
 
 _START_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.25
-_END_SECONDS: Final = 30.0
 _QUIET = {  # no system sends usage reports to its makers
     "BENTOML_DO_NOT_TRACK": "True",
     "DO_NOT_TRACK": "1",
@@ -69,12 +67,6 @@ async def running(
         await asyncio.to_thread(end, process)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start the process in its own session, so that Ctrl-C reaches only this program, which then ends the process."""
-    with log.open("a") as log_file:
-        return subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
-
-
 async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: str, log: Path) -> None:
     """Wait until the server answers a text. Raises Absent."""
     begin, last = time.monotonic(), ""
@@ -89,31 +81,3 @@ async def wait_ready(client: Client, process: "subprocess.Popen[bytes]", text: s
             return
         await asyncio.sleep(_LOOK_SECONDS)
     raise Absent(f"no answer within {_START_SECONDS:.0f} s ({last}), see {log}")
-
-
-def find_ports() -> int:
-    """Return the first of three consecutive free ports, because Triton listens at three."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        with socket.socket() as second, socket.socket() as third, suppress(OSError, OverflowError):
-            second.bind(("127.0.0.1", port + 1))
-            third.bind(("127.0.0.1", port + 2))
-            return port
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and all processes in its process group."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, sent)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-    begin = time.monotonic()
-    while time.monotonic() - begin < _END_SECONDS:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        time.sleep(_LOOK_SECONDS)

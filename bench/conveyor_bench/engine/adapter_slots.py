@@ -54,6 +54,7 @@ class Engine:
             dtype="bfloat16",
             max_model_len=options.prompt_tokens + options.tokens,
             max_num_seqs=options.rows,
+            max_num_queued_requests=2 * options.requests,
             prefix_caching=False,
             num_threads=torch.get_num_threads(),
         )
@@ -63,7 +64,10 @@ class Engine:
         results: list[AdapterLoaded | AdapterFailed] = []
         while len(results) < len(sources):
             results += self._core.adapters.advance(0.0)
-            self._core.step(0.0)
+            if self._core.has_unfinished():
+                self._core.step(0.0)
+            else:
+                time.sleep(0.001)  # for the thread that reads adapters
         if failed := [result for result in results if isinstance(result, AdapterFailed)]:
             raise RuntimeError(failed[0].message)
 
@@ -96,12 +100,12 @@ class Engine:
         return [first[name] - seconds for name, seconds in arrived.items()]
 
 
-def draw(options: argparse.Namespace, rate: float, seed: int) -> list[Arrival]:
-    """Draw requests at this rate. Rate 0: all arrive at once."""
+def draw(options: argparse.Namespace, rate: float, seed: int, used: int) -> list[Arrival]:
+    """Draw requests at this rate, for the first `used` adapters. Rate 0: all arrive at once."""
     random, seconds = Random(seed), 0.0
-    weights = [1 / rank for rank in range(1, options.adapters + 1)]
+    weights = [1 / rank for rank in range(1, used + 1)]
     arrivals = []
-    for adapter in random.choices(range(1, options.adapters + 1), weights, k=options.requests):
+    for adapter in random.choices(range(1, used + 1), weights, k=options.requests):
         seconds += random.expovariate(rate) if rate else 0.0
         prompt = [random.randrange(256) for _ in range(options.prompt_tokens)]
         arrivals.append(Arrival(seconds, adapter, prompt))
@@ -118,6 +122,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model-shape", choices=SHAPES, default="qwen3-0.6b", help="the model's sizes")
     parser.add_argument("--adapters", type=int, default=64, help="number of adapters")
     parser.add_argument("--slots", type=int, nargs="+", default=[8], help="numbers of slots to compare with all")
+    parser.add_argument("--used", type=int, nargs="+", help="numbers of adapters that get requests; default: all")
     parser.add_argument("--rank", type=int, default=16, help="of each adapter")
     parser.add_argument("--rows", type=int, default=16, help="of a batch, at most")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of each prompt")
@@ -126,6 +131,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--load", type=float, nargs="+", default=[0.5], help="parts of the requests/s when all wait")
     parser.add_argument("--rounds", type=int, default=3, help="each measures all numbers of slots at all loads")
     options = parser.parse_args(argv)
+    options.used = options.used or [options.adapters]
+    if max(options.used) > options.adapters:
+        parser.error("--used is larger than --adapters")
     report = partial(print, flush=True)
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -135,23 +143,24 @@ def main(argv: Sequence[str]) -> int:
         sources = write_adapters(folder, Path(name), options.adapters, options.rank)
         engines = {slots: Engine(folder, sources, slots, options) for slots in [*options.slots, options.adapters]}
         whole = engines[options.adapters]
-        whole.serve(draw(options, 0.0, -1))
-        at_once = draw(options, 0.0, -2)
+        for engine in engines.values():  # an adapter's first loading includes a trial
+            engine.serve([Arrival(0.0, adapter, [1]) for adapter in range(1, options.adapters + 1)])
+        at_once = draw(options, 0.0, -2, options.adapters)
         began = time.process_time()
         whole.serve(at_once)
         capacity = len(at_once) / (time.process_time() - began)
         report(f"event=capacity requests_per_second={capacity:.2f}")
-        for load in options.load:
+        for load, used in itertools.product(options.load, options.used):
             found: dict[int, list[list[float]]] = {slots: [] for slots in engines}
             for round in range(options.rounds):
-                arrivals = draw(options, load * capacity, round)
+                arrivals = draw(options, load * capacity, round, used)
                 for slots in engines if round % 2 else reversed(engines):
                     found[slots].append(engines[slots].serve(arrivals))
                 p95s = " ".join(f"{slots}={find_p95(each[-1]):.3f}" for slots, each in found.items())
-                report(f"event=measured load={load} round={round} p95_seconds_by_slots {p95s}")
+                report(f"event=measured load={load} used={used} round={round} p95_seconds_by_slots {p95s}")
             for slots, rounds in found.items():
                 ratios = [find_p95(a) / find_p95(b) for a, b in zip(rounds, found[options.adapters], strict=True)]
-                results[f"load {load}, {slots} slots"] = {
+                results[f"load {load}, {used} used, {slots} slots"] = {
                     "p50_seconds": round_to_ms(statistics.median(map(statistics.median, rounds))),
                     "p95_seconds": round_to_ms(statistics.median(map(find_p95, rounds))),
                     "p95_of_all_loaded": round_to_ms(statistics.median(ratios)),

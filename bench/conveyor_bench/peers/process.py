@@ -14,19 +14,28 @@ import sys
 import weakref
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from conveyor_bench.comparing.systems import Prompts, Run
+from conveyor_bench.peers import gguf_file
+
+_VERSION: Final = "3.22.1"
+_NODE_PACKAGES: Final = (f"node-llama-cpp@{_VERSION}", f"@node-llama-cpp/linux-x64@{_VERSION}")
 
 
 class PeerProcess:
-    """One script's system, for one model. The process ends with this object."""
+    """One script's system, for one model. The process ends with this object.
 
-    def __init__(self, script: str, model: Path, dtype: str) -> None:
+    settings: further arguments of the script.
+    """
+
+    def __init__(self, script: str, model: Path, dtype: str, *settings: str) -> None:
         options = ["--python", sys.executable, "--script", str(cached(Path(__file__).parent / script))]
-        command = [find_uv(), "run", *options, str(model), dtype, str(torch.get_num_threads())]
+        self._open([find_uv(), "run", *options, str(model), dtype, str(torch.get_num_threads()), *settings])
+
+    def _open(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         weakref.finalize(self, end, self._process)
 
@@ -60,6 +69,20 @@ class PeerProcess:
         if not answer:
             raise RuntimeError(f"the peer's process ended: {self._process.args!r}")
         return json.loads(answer)
+
+
+class NodeLlama(PeerProcess):
+    """llama.cpp by node-llama-cpp, which is installed first. `gguf_file` has written the weights.
+
+    method: `plain`, `lookup`, or `draft` with the directory of a draft model.
+    """
+
+    def __init__(self, model: Path, method: str, draft: Path | None = None) -> None:
+        script = cached(Path(__file__).parent / "run_node_llama.mjs")
+        install = ["npm", "install", "--no-audit", "--no-fund", "--omit=optional", "--prefix", str(script.parent)]
+        subprocess.run([*install, *_NODE_PACKAGES], check=True, stdout=subprocess.DEVNULL)
+        models = [str(folder / gguf_file.NAME) for folder in (model, draft) if folder]
+        self._open(["node", str(script), models[0], str(torch.get_num_threads()), method, *models[1:]])
 
 
 def _fewest(counts: Generator[list[int], None, Prompts]) -> Run:

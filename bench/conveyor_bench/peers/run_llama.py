@@ -1,13 +1,14 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["gguf==0.19.0", "llama-cpp-python==0.3.36", "numpy>=2"]
+# dependencies = ["llama-cpp-python==0.3.36", "numpy>=2"]
 # [tool.uv.extra-build-variables.llama-cpp-python]
 # CMAKE_ARGS = """-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF \
 #   -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF"""
 # ///
 """llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in its own environment.
 
-DTYPE may be one of llama.cpp's mixtures of quantized types, such as Q4_K_M.
+MODEL is a directory in which `gguf_file` has written the weights. DTYPE may be one of llama.cpp's mixtures of quantized
+types, such as Q4_K_M.
 
 Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which describes the
 protocol. Must not import Conveyor.
@@ -23,59 +24,10 @@ from typing import Any
 
 import llama_cpp as llama
 import numpy as np
-import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.constants import MODEL_ARCH
-from gguf.tensor_mapping import get_tensor_name_map
 
 ERROR = 4  # one of llama.cpp's log levels
 BATCH = 2048  # tokens in one call, computed in steps of 512; both are llama.cpp's defaults
-TYPES = {"BF16": (np.uint8, GGMLQuantizationType.BF16), "F32": (np.float32, GGMLQuantizationType.F32)}
 Tokens = list[int]
-
-
-def write_gguf(model: Path, path: Path) -> None:
-    """Write the weights in llama.cpp's format, without a tokenizer, because prompts and answers are token IDs."""
-    config = json.loads((model / "config.json").read_text())
-    writer = GGUFWriter(path, "qwen3")
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    names = get_tensor_name_map(MODEL_ARCH.QWEN3, config["num_hidden_layers"])
-    for file in model.glob("*.safetensors"):
-        for name, tensor, kind in read_tensors(file):
-            found = names.get_name(name, try_suffixes=(".weight",))
-            assert found is not None, name
-            writer.add_tensor(found, tensor, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def read_tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[Any], GGMLQuantizationType]]:
-    """Yield (name, tensor, type). Vectors become float32, as in files of llama.cpp's own converter."""
-    data = np.memmap(path, np.uint8, "r")
-    start = 8 + int(data[:8].view(np.uint64)[0])
-    header = json.loads(data[8:start].tobytes())
-    header.pop("__metadata__", None)
-    for name, described in header.items():
-        begin, end = described["data_offsets"]
-        dtype, kind = TYPES[described["dtype"]]
-        tensor = data[start + begin : start + end].copy().view(dtype).reshape([*described["shape"][:-1], -1])
-        if kind is GGMLQuantizationType.BF16 and tensor.ndim == 1:
-            wide = tensor.view(np.uint16).astype(np.uint32) << 16
-            tensor, kind = wide.view(np.float32), GGMLQuantizationType.F32
-        yield name, tensor, kind
 
 
 def quantize(source: Path, path: Path, kind: str) -> None:
@@ -176,8 +128,6 @@ def main(model: str, dtype: str, threads: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other output goes to standard error, because it is no answer
     path = Path(model) / "weights.gguf"
-    if not path.exists():
-        write_gguf(Path(model), path)
     if dtype not in ("bfloat16", "float32"):
         source, path = path, path.with_name(f"{dtype}.gguf")
         if not path.exists():

