@@ -1,7 +1,7 @@
 """Draws docs/pictures: the D2 files there by D2, and charts from the tables of docs/.
 
-The charts are the peers of docs/benchmarks.md, the modes and the servers of docs/image-generation.md, and the drafts of
-docs/speculation.md.
+The charts are the peers of docs/benchmarks.md, the modes and the servers of docs/image-generation.md, the drafts of
+docs/speculation.md, and the slots of docs/adapters.md.
 
 Called by `make pictures` with D2's program, and by `make check-generated` with `--check`, which needs none: a drawing
 carries the hash of its source.
@@ -25,6 +25,7 @@ _DRAFTED = re.compile(r"^\| (\d+) \| (\d+\.\d) \| (\d+\.\d) \| [\d.]+ \|$", re.M
 _SERVED = re.compile(
     r"^\| ([\d.]+) \| ([\w ]+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \| [\d.]+ s \| [\d.]+ s \|$", re.MULTILINE
 )
+_SLOTS = re.compile(r"^\| (\d+) \| ([\d.]+) s \| ([\d.]+) s \|$", re.MULTILINE)
 _LIGHT, _DARK = "0", "200"  # D2's numbers of themes
 
 
@@ -119,12 +120,26 @@ def draw_served() -> str:
     return lines("Pictures in time over HTTP", subtitle, series, across, axis) + "\n"
 
 
+def draw_slots() -> str:
+    """P95 of the first token against the adapters with requests, with 8 slots and with 64, from the table."""
+    rows = [tuple(map(float, row)) for row in _SLOTS.findall((_DOCS / "adapters.md").read_text())]
+    series = [
+        Series(name, colour, [(row[0], row[column]) for row in rows])
+        for name, colour, column in (("8 slots", 3, 1), ("a slot for each of 64", 0, 2))
+    ]
+    across = MarkedAxis(0.0, rows[-1][0] * 1.05, "adapters that get requests", marks=tuple(row[0] for row in rows))
+    axis = axis_for([seconds for row in rows for seconds in row[1:]], "")
+    subtitle = "seconds from the request, for 95 of 100 requests; a shape of two layers on one thread of a CPU"
+    return lines("First token with more adapters than slots", subtitle, series, across, axis) + "\n"
+
+
 CHARTS: dict[str, Callable[[], str]] = {
     "peers.svg": draw_peers,
     "paint-latency.svg": draw_paint_latency,
     "paint-throughput.svg": draw_paint_throughput,
     "paint-served.svg": draw_served,
     "drafts.svg": draw_drafts,
+    "adapter-slots.svg": draw_slots,
 }
 
 
