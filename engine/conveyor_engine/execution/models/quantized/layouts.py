@@ -238,7 +238,7 @@ LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = {
     "fbgemm_fp8": (_SCALED,),
     "modelopt": (_NVFP4, _INVERSE, _SCALED),
     "compressed-tensors": (_PACKED, _NVFP4_PACKED, _MXFP4_PACKED, _INVERSE, _SCALED),
-    "quark": (_MXFP4, _SCALED),
+    "quark": (_NVFP4, _MXFP4, _SCALED),
     "awq": (_AWQ, _INVERSE, _SCALED),  # AutoRound has layers in FP8 beside those in 4 bits
     "gptq": (_GPTQ, _INVERSE, _SCALED),
     "mxfp4": (_MXFP4_EXPERTS,),

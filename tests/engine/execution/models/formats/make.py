@@ -191,7 +191,10 @@ def make_quark():
 
     sizes = {"hidden_size": COLUMNS, "intermediate_size": COLUMNS, "head_dim": ROWS, "vocab_size": 64}
     counts = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    groups = specs.FP4PerGroupSpec(ch_axis=-1, group_size=16, is_dynamic=False, scale_format="float32")
+    scales = specs.FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False)
     cases = {
+        "quark_nvfp4": specs.ScaleQuantSpec(first_stage=groups, second_stage=scales),
         "quark_mxfp4": specs.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False),
         "quark_fp8": specs.FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False),
         "quark_int8": specs.Int8PerChannelSpec(
