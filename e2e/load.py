@@ -29,6 +29,7 @@ class Answer:
 
     started: float
     status: int = 0
+    request_id: str = ""
     first_token_seconds: float | None = None
     finished: float | None = None
     tokens: int = 0
@@ -97,7 +98,7 @@ async def stream_chat(
     answer = answer or Answer(started=time.monotonic())
     try:
         async with session.post(f"{url}/chat/completions", json={**body, "stream": True}) as response:
-            answer.status = response.status
+            answer.status, answer.request_id = response.status, response.headers.get("X-Request-Id", "")
             if response.status != 200:
                 answer.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                 return answer

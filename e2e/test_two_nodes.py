@@ -9,8 +9,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from e2e import kube
@@ -41,15 +43,14 @@ def second() -> Iterator[SecondNode]:
         pytest.skip("only the local cluster gets a second node")
     node = SecondNode(local.FOLDER)
     node.remove()
-    node.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(node.remove)
+        stack.callback(kube.kubectl, "delete", "node", NAME, "--ignore-not-found")
+        node.start()
+        stack.callback(restart_chart)
+        stack.callback(kube.kubectl, "cordon", NAME)
         load.load_into_local(node.containerd_socket)
         yield node
-    finally:
-        kube.kubectl("cordon", NAME)
-        restart_chart()
-        kube.kubectl("delete", "node", NAME)
-        node.remove()
 
 
 @pytest.fixture
@@ -138,6 +139,7 @@ async def test_a_node_that_is_lost_fails_only_the_streams_of_its_engines(
         await asyncio.to_thread(kube.wait_until, "two engines", lambda: ready_replicas("both", namespace) == 2)
         assert find_nodes(namespace, engine_label("both")) == BOTH
         assert find_nodes(namespace, engine_label("alone")) == [NAME]
+        lost = {pod["status"]["podIP"] for pod in find_pods(namespace, "") if pod["spec"]["nodeName"] == NAME}
         desired = Desired(namespace)
         desired.start()
         spread.disconnect()
@@ -166,6 +168,7 @@ async def test_a_node_that_is_lost_fails_only_the_streams_of_its_engines(
     failed = [*both.failed, *alone.failed]
     assert not [answer.error for answer in failed if not had_begun(answer, lost_at)]
     assert all("error event" in str(answer.error) for answer in failed), [answer.error for answer in failed]
+    assert {find_engine(answer, gateway) for answer in failed} <= lost
     seconds = [answer.finished - answer.started for answer in both.answers if answer.finished and not answer.error]
     record_property(
         "figure",
@@ -197,6 +200,13 @@ def find_gateway(node: str) -> str:
     pods = find_pods(kube.SYSTEM_NAMESPACE, process_label("gateway"))
     (address,) = (pod["status"]["podIP"] for pod in pods if pod["spec"]["nodeName"] == node)
     return f"http://{address}:8080"
+
+
+def find_engine(answer: Answer, gateway: str) -> str:
+    """Return the address of the engine that sent this answer, as the gateway's receipt names it."""
+    admin = gateway.replace(":8080", ":8081")
+    (receipt,) = httpx.get(f"{admin}/receipt", params={"id": answer.request_id}).raise_for_status().json()
+    return str(receipt["engine"]).rpartition(":")[0]
 
 
 def reasons(namespace: str) -> list[str]:
