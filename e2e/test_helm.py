@@ -57,6 +57,8 @@ async def test_helm_waits_for_new_engines_and_rolls_back_what_cannot_start(
     upgrade: Upgrade, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
     took = [await timed(upgrade, None, "--install", "--timeout", "240s")]
+    ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
+    assert ready.get("status") == "True", "Helm returned before an engine was ready"
     first, spec = find_engines(namespace), find_spec(namespace)
     assert await asyncio.to_thread(ask_engine, namespace) in first, "the service answers when Helm returns"
     async with running_load(service_url(NAME, namespace), BODY, concurrency=4) as load:
