@@ -11,7 +11,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from conveyor_bench.modes.charts import MarkedAxis, bars
@@ -81,56 +81,55 @@ def draw_paint_throughput() -> str:
 def _draw_painted(title: str, subtitle: str, column: int) -> str:
     """column: of the numbers in a row, which are the arrival rate, the rate of pictures, and P95."""
     rows = _PAINTED.findall((_DOCS / "image-generation.md").read_text())
-    values = {
-        mode: [(float(row[1]), float(row[1 + column])) for row in rows if row[0] == mode]
-        for mode in ("Continuous", "Dynamic")
-    }
-    series = [Series(mode, colour, values[mode]) for mode, colour in (("Continuous", 3), ("Dynamic", 1))]
-    rates = sorted({rate for points in values.values() for rate, _ in points})
-    across = MarkedAxis(0.0, rates[-1] * 1.05, "pictures that arrive in a second", marks=tuple(rates))
-    axis = axis_for([value for points in values.values() for _, value in points], "")
-    return lines(title, f"{subtitle}; demo-paint on one thread of a CPU", series, across, axis) + "\n"
+    colours = {"Continuous": 3, "Dynamic": 1}
+    points = [(row[0], float(row[1]), float(row[1 + column])) for row in rows]
+    subtitle = f"{subtitle}; demo-paint on one thread of a CPU"
+    return _draw_points(title, subtitle, "pictures that arrive in a second", colours, points)
 
 
 def draw_drafts() -> str:
     """Tokens a second against the requests at once, with drafts and without, from the table."""
-    rows = [tuple(map(float, row)) for row in _DRAFTED.findall((_DOCS / "speculation.md").read_text())]
-    series = [
-        Series(name, colour, [(row[0], row[column]) for row in rows])
-        for name, colour, column in (("with drafts", 3, 1), ("without", 0, 2))
-    ]
-    across = MarkedAxis(0.0, rows[-1][0] * 1.05, "requests at once", marks=tuple(row[0] for row in rows))
-    axis = axis_for([rate for row in rows for rate in row[1:]], "")
+    rows = _DRAFTED.findall((_DOCS / "speculation.md").read_text())
     subtitle = "tokens a second; a shape of two layers in bfloat16 on one thread of a CPU"
-    return lines("Answers that edit code, with drafts and without", subtitle, series, across, axis) + "\n"
+    colours = {"with drafts": 3, "without": 0}
+    points = _split_columns(rows, colours)
+    title = "Answers that edit code, with drafts and without"
+    return _draw_points(title, subtitle, "requests at once", colours, points)
 
 
 def draw_served() -> str:
     """Pictures within the objective in a second against the load, for each server, from the table."""
     rows = _SERVED.findall((_DOCS / "image-generation.md").read_text())
-    colours = {"Continuous": 3, "Dynamic": 1, "diffusers behind LitServe": 0}
-    series = [
-        Series(name, colour, [(float(load), float(rate)) for load, system, rate in rows if system == name])
-        for name, colour in colours.items()
-    ]
-    loads = sorted({float(load) for load, _, _ in rows})
-    across = MarkedAxis(0.0, loads[-1] * 1.05, "part of the capacity that arrives", marks=tuple(loads))
-    axis = axis_for([rate for one in series for _, rate in one.values], "")
     subtitle = "pictures a second that are done within the objective; a tiny SDXL on one thread of a CPU"
-    return lines("Pictures in time over HTTP", subtitle, series, across, axis) + "\n"
+    colours = {"Continuous": 3, "Dynamic": 1, "diffusers behind LitServe": 0}
+    points = [(system, float(load), float(rate)) for load, system, rate in rows]
+    return _draw_points("Pictures in time over HTTP", subtitle, "part of the capacity that arrives", colours, points)
 
 
 def draw_slots() -> str:
     """P95 of the first token against the adapters with requests, with 8 slots and with 64, from the table."""
-    rows = [tuple(map(float, row)) for row in _SLOTS.findall((_DOCS / "adapters.md").read_text())]
-    series = [
-        Series(name, colour, [(row[0], row[column]) for row in rows])
-        for name, colour, column in (("8 slots", 3, 1), ("a slot for each of 64", 0, 2))
-    ]
-    across = MarkedAxis(0.0, rows[-1][0] * 1.05, "adapters that get requests", marks=tuple(row[0] for row in rows))
-    axis = axis_for([seconds for row in rows for seconds in row[1:]], "")
+    rows = _SLOTS.findall((_DOCS / "adapters.md").read_text())
     subtitle = "seconds from the request, for 95 of 100 requests; a shape of two layers on one thread of a CPU"
-    return lines("First token with more adapters than slots", subtitle, series, across, axis) + "\n"
+    colours = {"8 slots": 3, "a slot for each of 64": 0}
+    points = _split_columns(rows, colours)
+    title = "First token with more adapters than slots"
+    return _draw_points(title, subtitle, "adapters that get requests", colours, points)
+
+
+Points = Sequence[tuple[str, float, float]]  # the name of the series, and a point of it
+
+
+def _split_columns(rows: Iterable[Sequence[str]], names: Iterable[str]) -> Points:
+    """Return the points of a table whose first column is the place, and whose others are a series each."""
+    return [(name, float(row[0]), float(row[column])) for row in rows for column, name in enumerate(names, start=1)]
+
+
+def _draw_points(title: str, subtitle: str, across: str, colours: Mapping[str, int], points: Points) -> str:
+    """colours: of the series, in their order."""
+    series = [Series(name, colour, [(x, y) for one, x, y in points if one == name]) for name, colour in colours.items()]
+    marks = sorted({x for _, x, _ in points})
+    below = MarkedAxis(0.0, marks[-1] * 1.05, across, marks=tuple(marks))
+    return lines(title, subtitle, series, below, axis_for([y for _, _, y in points], "")) + "\n"
 
 
 CHARTS: dict[str, Callable[[], str]] = {

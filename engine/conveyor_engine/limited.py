@@ -1,4 +1,4 @@
-"""Limits the CPU time and memory of reading files that a tenant wrote. Called by `model_files` and `serving.preparing`.
+"""Limits the CPU time and memory of reading files that a tenant wrote.
 
 Reading such a file can take any time and memory, or end the process. So a child process with limits reads it first.
 """

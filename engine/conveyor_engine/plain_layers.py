@@ -1,16 +1,19 @@
 """Finds the layers that a quantized checkpoint stores in 16 bits, by what its files declare.
 
-Reading weights does not need it, because tensors show how they are stored. `preview.describe` has no tensors.
+Reading weights does not need it, because tensors show how they are stored. `preview.describe` has no tensors. It limits
+the time, because the expressions of a checkpoint may take any.
 """
 
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 _LISTS: Final = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 _PLAIN_BITS: Final = 16
 _EXPRESSION: Final = "re:"
+_WILDCARD: Final = re.compile(r"[*?\[]")
 _CLASS: Final = re.compile(r"[A-Z]\w*")
 # Parts of names that checkpoints and transformers' classes do not share.
 _VARIABLE: Final = re.compile(r"(?:^|(?<=\.))(?:model|language_model)\.")
@@ -18,51 +21,62 @@ _EXPERT: Final = ("", ".0.gate_proj", ".0.w1")  # names of an expert's matrix, b
 
 
 def list_plain(settings: Mapping[str, Any]) -> list[str]:
-    """Return regular expressions for the names of the layers that a declaration names as not quantized.
+    """Return what a declaration has for its layers that are not quantized.
 
-    compressed-tensors has names and expressions, ModelOpt and Quark names with wildcards, transformers ends or
-    beginnings of names, GPTQModel expressions with other settings (`dynamic`), and AutoRound the bits of single layers.
+    Each entry is a name, or a part of one, or has wildcards, or is an expression behind `re:`. compressed-tensors has
+    names and expressions, ModelOpt and Quark names with wildcards, transformers ends or beginnings of names, GPTQModel
+    expressions with other settings (`dynamic`), and AutoRound the bits of single layers.
     """
-    found = [_translate(each) for key in _LISTS for each in _strings(settings.get(key))]
+    found = [each for key in _LISTS for each in _strings(settings.get(key))]
     dynamic, single = settings.get("dynamic"), settings.get("extra_config")
-    found += [each[2:] for each in _strings(dynamic) if each.startswith("-:")]
+    found += [_EXPRESSION + each[2:] for each in _strings(dynamic) if each.startswith("-:")]
     if isinstance(single, dict):
-        found += [_translate(name) for name, own in single.items() if isinstance(own, dict) and _is_plain(own)]
+        found += [name for name, own in single.items() if isinstance(own, dict) and _is_plain(own)]
     return found
 
 
 def list_targets(kinds: Iterable[Any]) -> list[str]:
-    """Return regular expressions for the layers of compressed-tensors' groups; none if they name a class, such as
-    `Linear`.
-    """
+    """Return such entries for the layers of compressed-tensors' groups; none if they name a class, such as `Linear`."""
     targets = [each for kind in kinds if isinstance(kind, dict) for each in _strings(kind.get("targets"))]
-    return [] if any(map(_CLASS.fullmatch, targets)) else list(map(_translate, targets))
+    return [] if any(map(_CLASS.fullmatch, targets)) else targets
 
 
-def is_plain(plain: Iterable[str], targets: Iterable[str], path: str) -> bool:
+def is_plain(plain: tuple[str, ...], targets: tuple[str, ...], path: str) -> bool:
     """Return whether a module has 16 bits. path: its name in transformers' class."""
-    wanted = list(targets)
-    return _matches(plain, path) or (bool(wanted) and not _matches(wanted, path))
+    return _matches(plain, path) or (bool(targets) and not _matches(targets, path))
 
 
-def _matches(expressions: Iterable[str], path: str) -> bool:
-    names = {path, _VARIABLE.sub("", path), f"model.{_VARIABLE.sub('', path)}"}
-    return any(_search(each, name + end) for each in expressions for name in names for end in _EXPERT)
+def _matches(entries: tuple[str, ...], path: str) -> bool:
+    names, patterns = _compile(entries)
+    bare = _VARIABLE.sub("", path)
+    full = [name + end for name in {path, bare, f"model.{bare}"} for end in _EXPERT]
+    return any(not names.isdisjoint(_list_parts(each)) or any(one.match(each) for one in patterns) for each in full)
 
 
-def _search(expression: str, name: str) -> bool:
-    try:
-        return re.match(expression, name) is not None
-    except re.error:
-        return False
+@cache
+def _compile(entries: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Return the names among the entries, of which there may be thousands, and the patterns."""
+    names, patterns = set[str](), list[re.Pattern[str]]()
+    for entry in entries:
+        bare = _VARIABLE.sub("", entry)
+        if entry.startswith(_EXPRESSION):
+            source = entry.removeprefix(_EXPRESSION)
+        elif _WILDCARD.search(bare):
+            source = rf"(?:.*\.)?{fnmatch.translate(bare)[:-2]}(?:\.|$)"
+        else:
+            names.add(bare)
+            continue
+        try:
+            patterns.append(re.compile(source))
+        except re.error:
+            continue  # names no layer
+    return frozenset(names), tuple(patterns)
 
 
-def _translate(entry: str) -> str:
-    """Return an expression that is matched from the beginning of a name."""
-    if entry.startswith(_EXPRESSION):
-        return entry.removeprefix(_EXPRESSION)
-    entry = _VARIABLE.sub("", entry)
-    return rf"(?:.*\.)?{fnmatch.translate(entry)[:-2]}(?:\.|$)"
+def _list_parts(name: str) -> set[str]:
+    """Return all runs of a name's words."""
+    words = name.split(".")
+    return {".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
 def _is_plain(own: Mapping[str, Any]) -> bool:

@@ -288,3 +288,22 @@ def test_a_quantized_model_has_the_bytes_of_16_bits_and_those_of_its_files(tmp_p
 def change(directory: Path, **values: Any) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_an_expression_that_takes_too_long_refuses_the_model_and_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conveyor_engine.preview.describe._CPU_SECONDS", 1.0)
+    save_tiny_model("qwen3", tmp_path, hidden_size=64, intermediate_size=512)
+    change(tmp_path, quantization_config=_CT | {"ignore": [r"re:(\w+\.?)+!"]})
+    runs, (line,) = describe(str(tmp_path))
+    assert not runs
+    assert "the list of layers in config.json takes more than 1 s of CPU time" in line
+
+
+def test_thousands_of_names_take_no_time_for_each_layer(tmp_path: Path) -> None:
+    """As checkpoints with experts have them, in less than the limit of processor time."""
+    save_tiny_model("qwen3", tmp_path, hidden_size=64, intermediate_size=512)
+    names = [f"model.layers.{number}.mlp.experts.{number}.down_proj" for number in range(3, 50_000)]
+    change(tmp_path, quantization_config=_CT | {"ignore": names})
+    assert "gpu" in lines_of(tmp_path)

@@ -31,6 +31,7 @@ from conveyor_engine.execution.models.quantize import count_bytes, is_computed
 from conveyor_engine.execution.models.quantized.checkpoint import GGUF
 from conveyor_engine.execution.models.towers import take_towers
 from conveyor_engine.execution.states import row_bytes
+from conveyor_engine.limited import run_limited
 from conveyor_engine.model_files import PIPELINE_INDEX, read_architectures, read_pipeline_class
 from conveyor_engine.model_numbers import check_numbers
 from conveyor_engine.preview.files import find_small_files
@@ -45,6 +46,7 @@ _DTYPE: Final = torch.bfloat16
 _REQUEST_TOKENS: Final = 4096
 _HEAD_BITS: Final = 16  # of published weights
 _META: Final = torch.device("meta")
+_CPU_SECONDS: Final = 5.0  # for the expressions of a checkpoint; names alone take milliseconds
 
 
 def describe(model: str) -> tuple[bool, list[str]]:
@@ -112,8 +114,13 @@ def _count_on_gpus(model: PreTrainedModel, declared: Declared | None, directory:
 def _count_kept(
     model: PreTrainedModel, declared: Declared, bits: int, has_bits: Callable[[nn.Module], bool] = is_computed
 ) -> int | None:
-    """Return the bytes of published weights. Layers that the files declare as not quantized have 16 bits."""
-    plain = {part for path, part in model.named_modules() if has_bits(part) and declared.is_plain(path)}
+    """Return the bytes of published weights. Layers that the files declare as not quantized have 16 bits.
+
+    Raises ModelError if the files' expressions for their names take too long.
+    """
+    parts = {path: part for path, part in model.named_modules() if has_bits(part)}
+    run_limited(f"the list of layers in {declared.file}", lambda: list(map(declared.is_plain, parts)), _CPU_SECONDS)
+    plain = {part for path, part in parts.items() if declared.is_plain(path)}
     return count_bytes(model, bits, _HEAD_BITS, lambda part: has_bits(part) and part not in plain)
 
 

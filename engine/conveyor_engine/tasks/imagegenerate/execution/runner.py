@@ -246,7 +246,9 @@ class PaintRunner(Runner):
 
 def _digest(admitted: AdmittedRow) -> bytes:
     assert admitted.sampling is not None
-    return sha256(admitted.payload + admitted.sampling.seed.to_bytes(8, "big")).digest()
+    digest = sha256(admitted.sampling.seed.to_bytes(8, "big"))
+    digest.update(admitted.payload)  # megabytes, if it is an edit
+    return digest.digest()
 
 
 def _find_timesteps(plan: StepPlan) -> list[int]:
