@@ -16,7 +16,7 @@ from tests.gateway.process import GatewayProcess
 from e2e import browser
 from e2e.cluster.api import Api
 
-pytestmark = pytest.mark.brings_browser
+pytestmark = [pytest.mark.brings_browser, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).with_name("browser.mjs")
 BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True}
@@ -39,6 +39,7 @@ async def test_the_pages_work_in_a_browser(
             while True:
                 async with http.post(f"{gateway.url}/{service}/v1/completions", json=BODY) as answer:
                     await answer.read()
+                await asyncio.sleep(0.5)  # the browser needs the processor too
 
         await asyncio.to_thread(cluster.apply_service, "broken")
         await asyncio.to_thread(set_ready, cluster, "broken", DOWN, autoscaling={"message": HOSTILE})
@@ -56,7 +57,7 @@ async def test_the_pages_work_in_a_browser(
             decision = {"message": "scaled 1 -> 2: inference_in_flight 6 / 3 -> 2", "reason": "Decided"}
             scaled = {**told, "desiredReplicas": 2, "autoscaling": decision}
             await asyncio.to_thread(set_ready, cluster, "tiny", READY, **scaled)
-            _, errors = await asyncio.wait_for(process.communicate(), 150)
+            _, errors = await asyncio.wait_for(process.communicate(), 240)
         finally:
             for task in sending:
                 task.cancel()

@@ -79,7 +79,7 @@ def test_a_draft_model_of_a_model_with_states_changes_no_greedy_token(reference:
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("is_other", [True, False])
 def test_preempted_requests_get_them_too(
     reference: GetReference, other: Path, prefix_caching: bool, backend: str, is_other: bool

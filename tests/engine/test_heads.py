@@ -100,7 +100,8 @@ FIRST = ["deepseek_v3", "qwen3_5_text", "eagle of llama"]
 SITUATIONS = [
     *((name, "continuous") for name in FIRST),
     *(pytest.param(name, "continuous", marks=pytest.mark.nightly) for name in NAMES if name not in FIRST),
-    *(("glm4_moe", "none"), ("qwen3_5_text", "dynamic")),
+    pytest.param("glm4_moe", "none", marks=pytest.mark.nightly),
+    ("qwen3_5_text", "dynamic"),
 ]
 
 
@@ -110,7 +111,7 @@ def test_a_head_guesses_as_it_is_defined_and_changes_no_greedy_token(models: Mod
     check(model, *make_core(model, batching_mode=mode))
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", FIRST)
 def test_preempted_requests_get_the_same_guesses_and_tokens(models: Models, name: str, prefix_caching: bool) -> None:
     model = models(name)

@@ -43,7 +43,9 @@ def widths(core: EngineCore) -> set[tuple[int, ...]]:
 
 
 @BACKENDS
-@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+@pytest.mark.parametrize(
+    "mode", ["static", "continuous", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("none", "dynamic"))]
+)
 @KINDS
 def test_every_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str, backend: str) -> None:
     ref = reference(kind)

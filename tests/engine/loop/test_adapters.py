@@ -132,7 +132,7 @@ def test_answers_equal_pefts_before_during_and_after_each_change(running: Runnin
 
 
 @CHANGES
-@pytest.mark.parametrize("num_slots", [1, 2])
+@pytest.mark.parametrize("num_slots", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_answers_equal_pefts_with_more_adapters_than_slots(
     running: Running, changes: dict[str, object], num_slots: int
 ) -> None:

@@ -93,7 +93,7 @@ def test_packed_weights_have_the_values_of_their_numbers(kind: Kind, group: int,
 
 @DTYPES
 @CASES
-@pytest.mark.parametrize("rows", [1, 7, 65, 300, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (2, 16, 64))])
+@pytest.mark.parametrize("rows", [1, 7, 300, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (2, 16, 64, 65))])
 def test_rows_are_multiplied(dtype: torch.dtype, kind: Kind, group: int, form: Form, rows: int) -> None:
     packed, weight = make(kind, group, form)
     x, bias, residual = (random(*shape, dtype=dtype) for shape in ((rows, COLUMNS), (SIZE,), (rows, SIZE)))
@@ -111,7 +111,7 @@ def test_no_rows_give_no_results() -> None:
 
 @DTYPES
 @CASES
-@pytest.mark.parametrize("offset", [None, 1.0], ids=str)
+@pytest.mark.parametrize("offset", [pytest.param(None, marks=pytest.mark.nightly), 1.0], ids=str)
 def test_a_row_is_normed_and_multiplied(
     dtype: torch.dtype, kind: Kind, group: int, form: Form, offset: float | None
 ) -> None:

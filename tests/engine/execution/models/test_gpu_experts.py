@@ -107,8 +107,8 @@ def assert_same(packed: Any, plain: Any, lines: list[str]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("NVFP4", "FP8 blocks", "INT4"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("FP8 rows", "INT8", "AWQ", "GPTQ")),
+        *("NVFP4", "FP8 blocks"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("FP8 rows", "INT4", "INT8", "AWQ", "GPTQ")),
     ],
 )
 def test_experts_have_the_numbers_of_the_checkpoint_and_compute_with_them(tmp_path: Path, kind: str, name: str) -> None:
@@ -139,7 +139,8 @@ def test_experts_of_fp8_may_be_in_one_tensor(tmp_path: Path, name: str) -> None:
     assert_same(*load_both(tmp_path))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("Q8_0", marks=pytest.mark.nightly), "Q4_K"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_experts_of_a_gguf_file_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Files may have other types for gate and for up."""
     write = gguf_files.write_tensor

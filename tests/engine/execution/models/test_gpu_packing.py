@@ -122,7 +122,9 @@ def write_blocks(folder: Path, kind: str, rows: int) -> tuple[torch.Tensor, Grid
     return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind]).copy()), grid
 
 
-@pytest.mark.parametrize("kind", BITS_OF_BLOCKS)
+@pytest.mark.parametrize(
+    "kind", ["Q4_K", "Q6_K", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("Q5_K", "Q5_0", "Q4_0", "Q8_0"))]
+)
 def test_blocks_of_gguf_files_are_kept_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The trial compares products with those of the restored weights."""
     monkeypatch.setattr(gpu_trial, "_TRIED_ROWS", (1, 2))
@@ -322,7 +324,7 @@ def test_each_variant_of_the_kernels_is_warmed_up() -> None:
     assert warmed_up(runner_like) == (1, 2, 4, 16, 32, 64, 256)
 
 
-@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("int4", marks=pytest.mark.nightly)])
 def test_a_few_tokens_of_which_none_is_sampled_pass_the_last_layer(quantization: Any) -> None:
     model = make_model("Qwen3", intermediate_size=128, num_hidden_layers=1)
     if quantization:

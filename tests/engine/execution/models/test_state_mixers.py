@@ -68,7 +68,13 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
 
 
-@pytest.mark.parametrize("kind", ["bamba", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("bamba", "lfm2", "qwen3_next"),
+        *(pytest.param(k, marks=pytest.mark.nightly) for k in ("granitemoehybrid", "nemotron_h", "qwen3_5_text")),
+    ],
+)
 def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
     mixers = replace_mixers(tmp_path, kind, torch.float32)
     assert mixers

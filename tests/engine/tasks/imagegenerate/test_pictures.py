@@ -36,7 +36,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "PNDMScheduler": {"skip_prk_steps": True},
     "DPMSolverMultistepScheduler": {"use_karras_sigmas": True},
 }
-OTHER_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("none", "dynamic")]
+OTHER_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("none", "static", "dynamic")]
 OTHER_SCHEDULERS = [pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULERS if name != EULER]
 
 
@@ -72,7 +72,7 @@ def painter(tmp_path_factory: pytest.TempPathFactory) -> Painter:
     return Painter(tmp_path_factory.mktemp("painter"))
 
 
-@pytest.mark.parametrize("mode", ["static", "continuous", *OTHER_MODES])
+@pytest.mark.parametrize("mode", ["continuous", *OTHER_MODES])
 def test_every_mode_makes_the_pictures_of_diffusers(painter: Painter, mode: str) -> None:
     assert distance(painter.paint(painter.make_core(batching_mode=mode)), painter.pictures) <= 1
     kinds = {picture.tobytes() for picture in painter.pictures}
@@ -153,7 +153,7 @@ def test_previews_are_the_picture_so_far_and_held_back_by_no_one_but_static(pain
         assert distance(pictures[-1:], [paint(open_pipeline(painter.directory), brief)]) <= 1
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("where", ["denoiser", "vae"])
 def test_a_step_that_fails_once_is_run_again_and_changes_no_picture(
     painter: Painter, where: str, overlap: bool

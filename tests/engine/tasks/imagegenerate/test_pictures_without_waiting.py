@@ -84,7 +84,10 @@ def paint_two(core: EngineCore, directory: Path, pictures: list[Pixels]) -> None
     assert distance(made, pictures[:2]) <= 1
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler",
+    [pytest.param(s, marks=() if s.startswith("Euler") else pytest.mark.nightly) for s in SCHEDULERS],
+)
 def test_pictures_are_made_without_waiting(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     painter = Painter(tmp_path, scheduler, **SCHEDULERS[scheduler])
     core = painter.make_core(batching_mode="continuous")
