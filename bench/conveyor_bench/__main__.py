@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from conveyor_bench.processes import end_in_order
 from conveyor_engine.openmp import spin_briefly
 
 
@@ -98,4 +99,5 @@ def parse(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main(sys.argv[1:]))

@@ -88,6 +88,11 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
         return subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
 
 
+def end_in_order() -> None:
+    """Let SIGTERM end this program as Ctrl-C does: it then ends the processes that it has started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def find_ports() -> int:
     """Return the first of three consecutive free ports, because Triton listens at three."""
     while True:
