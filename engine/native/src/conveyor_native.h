@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 18
+#define CV_ABI_VERSION 19
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -68,7 +68,7 @@ typedef struct {
 } cv_kv_write;
 
 /* y[rows, n] = x[rows, k] W^T + bias + residual, W packed by cv_pack_linear; bias and residual may be null. The residual
- * lies as y does, and may be y. W may be a part of a packed matrix: panels of it, or the values from an even one on of
+ * lies as y does, and may be y. If `added` is not null, y gets what it describes too. W may be a part of a packed matrix: panels of it, or the values from an even one on of
  * all panels. packed_k is the k of the packed matrix. dtype is that of x, y, bias and residual.
  *
  * With bits, W is whole numbers: scale * (number - zero), with a scale for each output and `group` of k, which k is a
@@ -86,7 +86,23 @@ typedef struct {
     void *y;
     int64_t rows, n, k, packed_k, x_stride, y_stride, group;
     int32_t dtype, bits, scale_dtype, has_zeros, has_minima;
+    const struct cv_added *added;
 } cv_linear;
+
+/* LoRA adapters of a product: the rows' inputs, already reduced, and what they are multiplied by. Each row has an adapter,
+ * whose columns begin in some panel and end in the same or a later one. Adapters change `slices` of the outputs.
+ *   own     [rows, 2]: the first column of the row's adapter and the one behind its last (equal: it has none)
+ *   kept    [rows, panels, slices, 32]: the columns of the row's panels, from the one in which its own begin; others' are 0
+ *   ups     for each slice B^T, packed [size of the slice, columns] so that its panels are those of the product: before
+ *           and behind the slice, its first and last panel are 0
+ *   outputs where each slice begins in the product's outputs */
+typedef struct cv_added {
+    const int32_t *own;
+    const void *kept;
+    const cv_linear *ups;
+    const int64_t *outputs;
+    int64_t slices, panels;
+} cv_added;
 
 /* `count` products of one shape. From each to the next, x, weight and y are so many bytes further on. */
 typedef struct {
@@ -98,8 +114,7 @@ typedef struct {
  * the outputs, in which they have matrices of their own. Of the products, the caller sets weight, n, k, packed_k and
  * dtype.
  *   down    A^T, packed [columns / 32, slices, 32] outputs, so that a panel of all slices is in one piece
- *   ups     for each slice B^T, packed [size of the slice, columns]
- *   outputs where each slice begins in the product's outputs */
+ *   ups, outputs as in cv_added */
 typedef struct {
     cv_linear down;
     const cv_linear *ups;
@@ -113,14 +128,15 @@ typedef struct {
 } cv_share;
 
 /* The columns that a step's tokens use: own [tokens, 2], each token's first column and the one behind its last (equal:
- * it has none). The shares hold all of them; several may have the same tokens. */
+ * it has none). The shares hold all of them; several may have the same tokens. A token's columns lie in at most so many
+ * panels. */
 typedef struct {
     const int32_t *own;
     const cv_share *shares;
-    int64_t num_shares;
+    int64_t num_shares, panels;
 } cv_columns;
 
-/* Adds to product->y what the rows' adapters make of product->x. */
+/* Computes the product and what the rows' adapters add to it; nothing if no row has one. */
 typedef struct {
     const cv_linear *product;
     const cv_adapters *adapters;

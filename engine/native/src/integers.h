@@ -267,8 +267,8 @@ INLINE void byte_tiles_sums(const int taken, int m, const char *a, factors f, co
         const char *b = unpacked ? unpacked + g * c->group * CV_PANEL : panel + g * bytes;
         const int64_t k = g * c->group;
         const char *rows = a + k / BYTES_K * TILE_BYTES + k % BYTES_K, *lower = rows + TILE_ROWS * c->k;
-        if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, dots[g % 2]);
-        else sums_of(1, 0, rows, lower, b, steps, next, rate, dots[g % 2]);
+        if (m > TILE_ROWS) sums_of(1, 1, rows, lower, b, steps, next, rate, 0, dots[g % 2]);
+        else sums_of(1, 0, rows, lower, b, steps, next, rate, 0, dots[g % 2]);
         __asm__ volatile("" ::: "memory");
         next += steps * rate;
         if (g) add_groups(taken, m, c, panel, groups, g - 1, f, dots[(g - 1) % 2], sums);

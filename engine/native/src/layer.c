@@ -1,5 +1,6 @@
 /* Decoder layers in one call, or one in two, before and after attention: between their kernels there is no Python.
  * Compiled without any -m flag. Called from one thread at a time. */
+#include <omp.h>
 #include <time.h>
 #include "kernels.h"
 #include "simd.h"
@@ -20,57 +21,80 @@ static double charge(int kind, double since) {
     return end;
 }
 
-/* kept[slice, row, width] = of reduced[row, width / 32, slice, 32], the columns of the row's own adapter; 0 elsewhere.
- * own counts from the first of these columns. Not a product with 0: one adapter's infinity would become others' NaN. */
-static void keep_own(const char *reduced, char *kept, const int32_t *own, int64_t start, int64_t rows, int64_t slices,
-                     int64_t width, int64_t bytes) {
-    memset(kept, 0, (size_t)(slices * rows * width * bytes));
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t first = own[2 * row] - start, end = own[2 * row + 1] - start, last = end < width ? end : width;
-        for (int64_t column = first > 0 ? first : 0, next; column < last; column = next) {
-            const int64_t panel = column / CV_PANEL;
-            next = (panel + 1) * CV_PANEL < last ? (panel + 1) * CV_PANEL : last;
-            for (int64_t slice = 0; slice < slices; slice++) {
-                const int64_t from = ((row * (width / CV_PANEL) + panel) * slices + slice) * CV_PANEL + column % CV_PANEL;
-                memcpy(kept + ((slice * rows + row) * width + column) * bytes, reduced + from * bytes,
-                       (size_t)((next - column) * bytes));
-            }
+enum { PIECE = 64 }; /* tokens of a share that one thread reduces */
+
+static int64_t count_pieces(const cv_share *of) { return (of->end_token - of->first_token + PIECE - 1) / PIECE; }
+
+static cv_share find_piece(const cv_share *of, int64_t piece) {
+    for (; piece >= count_pieces(of); of++) piece -= count_pieces(of);
+    const int64_t first = of->first_token + piece * PIECE, end = first + PIECE < of->end_token ? first + PIECE : of->end_token;
+    return (cv_share){first, end, of->first_panel, of->end_panel};
+}
+
+/* kept: as in cv_added; reduced [row, panel, slice, 32], of the share's panels. Rows whose adapter lies in others are left out. Not a product with 0: one adapter's infinity would become others' NaN. */
+static void keep_own(const char *reduced, char *kept, const int32_t *own, const cv_share *share, int64_t slices,
+                     int64_t panels, int64_t bytes) {
+    const int64_t start = share->first_panel, width = share->end_panel - start, whole = CV_PANEL * bytes;
+    for (int64_t row = 0; row < share->end_token - share->first_token; row++) {
+        const int64_t first = own[2 * row], end = own[2 * row + 1];
+        if (first >= end || first / CV_PANEL < start || first / CV_PANEL >= share->end_panel) continue;
+        memset(kept + row * panels * slices * whole, 0, (size_t)(panels * slices * whole));
+        for (int64_t column = first, next; column < end; column = next) {
+            const int64_t panel = column / CV_PANEL, at = column % CV_PANEL * bytes;
+            next = (panel + 1) * CV_PANEL < end ? (panel + 1) * CV_PANEL : end;
+            const char *from = reduced + (row * width + panel - start) * slices * whole + at;
+            char *to = kept + (row * panels + panel - first / CV_PANEL) * slices * whole + at;
+            for (int64_t slice = 0; slice < slices; slice++)
+                memcpy(to + slice * whole, from + slice * whole, (size_t)((next - column) * bytes));
         }
     }
 }
 
-static void add_share(const cv_linear *product, const cv_adapters *adapters, const int32_t *own, const cv_share *share) {
+static void reduce_piece(const cv_linear *product, const cv_adapters *adapters, const cv_columns *columns,
+                         const cv_share *share, char *kept) {
     static __thread void *memory;
     static __thread size_t held;
-    const int64_t rows = share->end_token - share->first_token, slices = adapters->slices;
-    const int64_t start = share->first_panel * CV_PANEL, width = share->end_panel * CV_PANEL - start;
-    const int64_t bytes = product->dtype == CV_BFLOAT16 ? 2 : 4, size = rows * slices * width * bytes;
-    char *reduced = scratch_grow(&memory, &held, (size_t)(2 * size)), *kept = reduced + size;
+    const int64_t rows = share->end_token - share->first_token, slices = adapters->slices, first = share->first_token;
+    const int64_t width = (share->end_panel - share->first_panel) * slices * CV_PANEL;
+    const int64_t bytes = product->dtype == CV_BFLOAT16 ? 2 : 4;
     cv_linear down = adapters->down;
     const int64_t panel_bytes = (down.packed_k + (bytes == 2 && down.packed_k % 2)) * CV_PANEL * bytes;
-    down.x = (const char *)product->x + share->first_token * product->x_stride * bytes;
-    down.x_stride = product->x_stride, down.rows = rows, down.y = reduced, down.n = down.y_stride = slices * width;
+    down.x = (const char *)product->x + first * product->x_stride * bytes;
+    down.y = scratch_grow(&memory, &held, (size_t)(rows * width * bytes));
+    down.x_stride = product->x_stride, down.rows = rows, down.n = down.y_stride = width;
     down.weight = (const char *)down.weight + share->first_panel * slices * panel_bytes;
     cv_kernels_in_use()->linear(&down);
-    keep_own(reduced, kept, own + 2 * share->first_token, start, rows, slices, width, bytes);
-    for (int64_t slice = 0; slice < slices; slice++) {
-        const int64_t from = share->first_token * product->y_stride + adapters->outputs[slice];
-        cv_linear up = adapters->ups[slice];
-        up.x = kept + slice * rows * width * bytes, up.x_stride = up.k = width, up.rows = rows;
-        up.weight = (const char *)up.weight + start * CV_PANEL * bytes;
-        up.residual = up.y = (char *)product->y + from * bytes, up.y_stride = product->y_stride;
-        cv_kernels_in_use()->linear(&up);
-    }
+    keep_own(down.y, kept + first * columns->panels * slices * CV_PANEL * bytes, columns->own + 2 * first, share, slices,
+             columns->panels, bytes);
 }
 
-void cv_run_adapt(const cv_adapt *c) {
-    for (int64_t i = 0; i < c->columns->num_shares; i++)
-        add_share(c->product, c->adapters, c->columns->own, c->columns->shares + i);
+/* Returns what the adapters add to the product. Many pieces are shared out among the threads; of few, each is computed by
+ * all of them. */
+static cv_added reduce(const cv_linear *product, const cv_adapters *adapters, const cv_columns *columns) {
+    static __thread void *memory;
+    static __thread size_t held;
+    const int64_t bytes = product->dtype == CV_BFLOAT16 ? 2 : 4;
+    char *kept = scratch_grow(
+        &memory, &held, (size_t)(product->rows * columns->panels * adapters->slices * CV_PANEL * bytes));
+    int64_t pieces = 0;
+    for (int64_t i = 0; i < columns->num_shares; i++) pieces += count_pieces(columns->shares + i);
+#pragma omp parallel for schedule(dynamic, 1) if (pieces >= 2 * omp_get_max_threads())
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const cv_share share = find_piece(columns->shares, piece);
+        reduce_piece(product, adapters, columns, &share, kept);
+    }
+    return (cv_added){columns->own, kept, adapters->ups, adapters->outputs, adapters->slices, columns->panels};
 }
 
 static void run_product(const cv_linear *c, const cv_adapters *adapters, const cv_columns *columns) {
-    cv_kernels_in_use()->linear(c);
-    if (adapters && columns) cv_run_adapt(&(cv_adapt){c, adapters, columns});
+    cv_linear product = *c;
+    cv_added added;
+    if (adapters && columns && columns->panels) added = reduce(c, adapters, columns), product.added = &added;
+    cv_kernels_in_use()->linear(&product);
+}
+
+void cv_run_adapt(const cv_adapt *c) {
+    if (c->columns->panels) run_product(c->product, c->adapters, c->columns);
 }
 
 void cv_run_before_attention(const cv_before_attention *c) {

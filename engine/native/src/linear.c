@@ -38,12 +38,12 @@ enum { PACKED_BYTES = 512 * 1024 };
 /* What is read after this: `rate` bytes of it are brought into the second-level cache in every step. */
 typedef struct { const char *from; int64_t rate; } ahead;
 
-/* sums[m, SPAN] = a[k, m] b[k, SPAN], one span of a panel. Steps: pairs of k for bfloat16. */
+/* sums[m, SPAN] = a[k, m] b[k, SPAN], one span of a panel; `onto`: += . Steps: pairs of k for bfloat16. */
 INLINE void span_sums(const int bf16, const int m, const void *a, const void *b, int64_t steps, const ahead *next,
-                      float *sums) {
+                      const int onto, float *sums) {
     vf acc[ROWS][VECS];
     for (int i = 0; i < m; i++)
-        for (int v = 0; v < VECS; v++) acc[i][v] = (vf){0};
+        for (int v = 0; v < VECS; v++) acc[i][v] = onto ? vf_load(sums + i * CV_PANEL + v * VL) : (vf){0};
     for (int64_t s = 0; s < steps; s++) {
         __builtin_prefetch(next->from + s * next->rate, 0, 2);
         if (bf16) {
@@ -64,11 +64,11 @@ INLINE void span_sums(const int bf16, const int m, const void *a, const void *b,
 
 /* The number of rows must be a constant for the accumulators to live in registers. */
 INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64_t steps, const ahead *next,
-                      float *sums) {
+                      const int onto, float *sums) {
     for (int c = 0; c < CV_PANEL; c += SPAN) {
         const void *cols = (const uint32_t *)b + c; /* a pair and a float both take 4 bytes */
         switch (m) {
-#define CV_CASE(n) case n: span_sums(bf16, n, a, cols, steps, next, sums + c); break;
+#define CV_CASE(n) case n: span_sums(bf16, n, a, cols, steps, next, onto, sums + c); break;
             CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
 #if defined(__AVX__)
             CV_CASE(5) CV_CASE(6)
@@ -179,7 +179,8 @@ INLINE plan plan_rows(const int how, const cv_linear *c) {
                   : how == BYTE_TILES ? c->k + whole
                   : how == PAIRS      ? p.steps * (int64_t)sizeof(pair)
                                       : p.steps * 4; /* in tiles a pair takes as much as a float */
-    int64_t height = PACKED_BYTES / p.row_bytes / most * most;
+    const int64_t low = c->added ? c->added->panels * c->added->slices * CV_PANEL * 4 : 0;
+    int64_t height = PACKED_BYTES / (p.row_bytes + low) / most * most;
     if (height < most) height = most;
     p.blocks = (c->rows + height - 1) / height;
     p.block_rows = (c->rows + p.blocks - 1) / p.blocks;
@@ -222,10 +223,104 @@ static void byte_tile_sums(int m, const char *rows, const cv_linear *c, const ch
 /* sums[m, CV_PANEL] of packed rows and the panel at b, of which `unpacked` are the numbers of less than 8 bits. */
 INLINE void compute_tile(const int how, const int bf16, const cv_linear *c, const plan *p, int m, const char *rows,
                          const char *b, const char *unpacked, const ahead *next, float *sums) {
-    if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, sums);
+    if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, 0, sums);
     else if (how == QUADS) quad_sums(m, rows, c, b, next, sums);
     else if (how == BYTE_TILES) byte_tile_sums(m, rows, c, b, unpacked, next, sums);
-    else tile_sums(bf16, m, rows, b, p->steps, next, sums);
+    else tile_sums(bf16, m, rows, b, p->steps, next, 0, sums);
+}
+
+/* Rows of adapters (cv_added) are computed in tiles of this height, of which each row takes so many bytes for a panel. */
+INLINE int64_t low_height(const int how, const int bf16) { return how == TILES ? ROWS_BY_TILES : bf16 ? BF16_ROWS : ROWS; }
+INLINE int64_t low_row_bytes(const int how, const int bf16) {
+    return how == TILES || !bf16 ? CV_PANEL * 4 : CV_PANEL / 2 * (int64_t)sizeof(pair);
+}
+
+/* Columns of a panel that rows of a tile use, from an even one on. */
+typedef struct { int32_t panel, first, end; } low_panel;
+
+/* For each tile: the number of panels that its rows use, and these; behind them, the rows of each panel and slice. */
+typedef struct { int64_t head, each, bytes; } low_plan;
+INLINE low_plan plan_low(const int how, const int bf16, const cv_linear *c, int64_t tile) {
+    if (!c->added) return (low_plan){0};
+    const int64_t all = c->added->ups->packed_k / CV_PANEL, most = tile * c->added->panels;
+    const int64_t panels = most < all ? most : all;
+    low_plan p = {.each = tile * low_row_bytes(how, bf16)};
+    p.head = ((1 + panels) * (int64_t)sizeof(low_panel) + 63) / 64 * 64;
+    p.bytes = p.head + panels * c->added->slices * p.each;
+    return p;
+}
+
+/* own: of m rows, see cv_columns. */
+static int32_t find_panels(const int32_t *own, int m, low_panel *found) {
+    int32_t count = 0;
+    for (const int32_t *behind = own + 2 * m; own < behind; own += 2)
+        for (int32_t panel = own[0] / CV_PANEL; own[0] < own[1] && panel * CV_PANEL < own[1]; panel++) {
+            const int32_t start = panel * CV_PANEL, left = own[1] + own[1] % 2 - start;
+            const int32_t first = own[0] < start ? 0 : (own[0] - start) / 2 * 2, end = left < CV_PANEL ? left : CV_PANEL;
+            int32_t at = 0;
+            while (at < count && found[at].panel != panel) at++;
+            if (at == count) found[count++] = (low_panel){panel, first, end};
+            if (first < found[at].first) found[at].first = first;
+            if (end > found[at].end) found[at].end = end;
+        }
+    return count;
+}
+
+/* Lays the tile of m rows from `row` on. */
+static void pack_low(const int how, const int bf16, const cv_linear *c, const low_plan *p, int64_t row, int m, char *tile) {
+    const cv_added *added = c->added;
+    const int32_t *own = added->own + 2 * row;
+    const int64_t bytes = bf16 ? 2 : 4, whole = CV_PANEL * bytes;
+    low_panel *panels = (low_panel *)tile + 1;
+    const int32_t count = *(int32_t *)tile = find_panels(own, m, panels);
+    const int height = (int)low_height(how, bf16);
+    char same[ROWS_BY_TILES * CV_PANEL * 4] __attribute__((aligned(64)));
+    char *to = tile + p->head;
+    for (const low_panel *of = panels; of < panels + count; of++)
+        for (int64_t slice = 0; slice < added->slices; slice++, to += p->each) {
+            for (int64_t r = 0; r < m; r++) {
+                const int64_t at = of->panel - own[2 * r] / CV_PANEL;
+                const int64_t from = ((row + r) * added->panels + at) * added->slices + slice;
+                const int has = own[2 * r] < own[2 * r + 1] && at >= 0 && of->panel * CV_PANEL < own[2 * r + 1];
+                if (has) memcpy(same + r * whole, (const char *)added->kept + from * whole, (size_t)whole);
+                else memset(same + r * whole, 0, (size_t)whole);
+            }
+            for (int r = 0; r < m; r += height) {
+                const int rows = m - r < height ? m - r : height;
+                const char *x = same + r * whole + of->first * bytes;
+                if (how == TILES) tiles_pack((const uint16_t *)same, CV_PANEL, rows, CV_PANEL, to);
+                else if (bf16) pack_rows(1, x, CV_PANEL, rows, of->end - of->first, to + r * low_row_bytes(how, 1));
+                else pack_rows(0, x, CV_PANEL, rows, of->end - of->first, to + r * low_row_bytes(how, 0));
+            }
+        }
+}
+
+/* sums[m, CV_PANEL] += what adapters add to the outputs of panel j. */
+INLINE void add_low(const int how, const int bf16, const cv_linear *c, const low_plan *p, int m, const char *tile, int64_t j,
+                    float *sums) {
+    const cv_added *added = c->added;
+    const low_panel *panels = (const low_panel *)tile + 1, *behind = panels + *(const int32_t *)tile;
+    const int64_t bytes = bf16 ? 2 : 4;
+    const int height = (int)low_height(how, bf16);
+    const ahead none = {tile, 0};
+    for (int64_t slice = 0; panels < behind && slice < added->slices; slice++) {
+        const cv_linear *up = added->ups + slice;
+        const int64_t begin = added->outputs[slice];
+        if (begin >= (j + 1) * CV_PANEL || begin + up->n <= j * CV_PANEL) continue;
+        const char *weight = (const char *)up->weight + (j - begin / CV_PANEL) * up->packed_k * CV_PANEL * bytes;
+        const char *rows = tile + p->head + slice * p->each;
+        for (const low_panel *of = panels; of < behind; of++, rows += added->slices * p->each) {
+            if (how == TILES) {
+                tiles_sums(m, rows, weight + of->panel * CV_PANEL * CV_PANEL * bytes, CV_PANEL, tile, 0, 1, sums);
+                continue;
+            }
+            const char *b = weight + (of->panel * CV_PANEL + of->first) * CV_PANEL * bytes;
+            const int64_t steps = (of->end - of->first) / (bf16 ? 2 : 1);
+            for (int r = 0; r < m; r += height)
+                tile_sums(bf16, m - r < height ? m - r : height, rows + r * low_row_bytes(how, bf16), b, steps, &none, 1,
+                          sums + r * CV_PANEL);
+        }
+    }
 }
 
 static void unpack_numbers(const cv_linear *c, const char *panel, char *to) {
@@ -247,9 +342,11 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
     const int64_t chunks = (panels + chunk - 1) / chunk;
     const int unpacks = how == BYTE_TILES && c->bits < 8;
     const int64_t unpacked_bytes = unpacks ? c->k * CV_PANEL : 0;
-    char *unpacked = scratch_grow(
-        &memory, &held, (size_t)(unpacked_bytes + p.block_rows * p.row_bytes + (int64_t)sizeof(pair) * VL + c->k));
-    char *a = unpacked + unpacked_bytes, *spare = a + p.block_rows * p.row_bytes;
+    const low_plan l = plan_low(how, bf16, c, p.tile);
+    const int64_t tiles = (p.block_rows + p.tile - 1) / p.tile, low_bytes = tiles * l.bytes;
+    char *low = scratch_grow(&memory, &held, (size_t)(low_bytes + unpacked_bytes + p.block_rows * p.row_bytes
+                                                      + (int64_t)sizeof(pair) * VL + c->k));
+    char *unpacked = low + low_bytes, *a = unpacked + unpacked_bytes, *spare = a + p.block_rows * p.row_bytes;
     int64_t packed = -1;
     float sums[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
     if (how == TILES) tiles_begin(TILE_LINE);
@@ -258,7 +355,12 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
     for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
         const int64_t block = unit / chunks, first = block * p.block_rows;
         const int64_t end = first + p.block_rows < c->rows ? first + p.block_rows : c->rows;
-        if (block != packed) pack_block(how, bf16, c, &p, first, end, spare, a), packed = block;
+        if (block != packed) {
+            if (c->added)
+                for (int64_t r = first, t = 0; r < end; r += p.tile, t++)
+                    pack_low(how, bf16, c, &l, r, (int)(end - r < p.tile ? end - r : p.tile), low + t * l.bytes);
+            pack_block(how, bf16, c, &p, first, end, spare, a), packed = block;
+        }
         int64_t last = (unit % chunks + 1) * chunk;
         if (last > panels) last = panels;
         for (int64_t j = unit % chunks * chunk; j < last; j++) {
@@ -268,12 +370,13 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
             int64_t then = j + 1 < last ? j + 1 : j + 1 + (threads - 1) * chunk;
             if (then >= panels) then = panels - 1;
             const int64_t reads = (end - first + p.tile - 1) / p.tile * p.steps;
-            ahead next = {(const char *)c->weight + then * panel_bytes, (panel_bytes + reads - 1) / reads};
+            ahead next = {(const char *)c->weight + then * panel_bytes, reads ? (panel_bytes + reads - 1) / reads : 0};
             for (int64_t r = first; r < end; r += p.tile) {
                 const int m = (int)(end - r < p.tile ? end - r : p.tile);
                 const char *rows = a + (r - first) * p.row_bytes;
                 compute_tile(how, bf16, c, &p, m, rows, b, unpacks ? unpacked : 0, &next, sums);
                 next.from += p.steps * next.rate;
+                if (c->added) add_low(how, bf16, c, &l, m, low + (r - first) / p.tile * l.bytes, j, sums);
                 store_tile(bf16, c, sums, r, m, j * CV_PANEL);
             }
         }

@@ -51,12 +51,21 @@ INLINE void bring(const char *from, int64_t bytes) {
 /* Registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns. `whole`, whether tiles hold 64 numbers of 8 bits, signed
  * in rows and unsigned in columns, and `both`, whether there is a second tile of rows, are constants. */
 INLINE void sums_of(const int whole, const int both, const char *a, const char *below, const char *b, int64_t steps,
-                    const char *next, int64_t rate, void *sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (both) {
-        _tile_zero(2);
-        _tile_zero(3);
+                    const char *next, int64_t rate, const int onto, void *sums) {
+    if (onto) {
+        _tile_loadd(0, sums, PANEL_LINE);
+        _tile_loadd(1, (char *)sums + TILE_LINE, PANEL_LINE);
+        if (both) {
+            _tile_loadd(2, (char *)sums + TILE_ROWS * PANEL_LINE, PANEL_LINE);
+            _tile_loadd(3, (char *)sums + TILE_ROWS * PANEL_LINE + TILE_LINE, PANEL_LINE);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (both) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
     }
     for (int64_t s = 0; s < steps; s++) {
         _tile_loadd(4, a + s * TILE_BYTES, TILE_LINE);
@@ -87,12 +96,13 @@ INLINE void sums_of(const int whole, const int both, const char *a, const char *
     }
 }
 
-/* sums[m, CV_PANEL] of m packed rows and a panel. In every step `rate` bytes of what comes next are brought nearer. A
+/* sums[m, CV_PANEL] of m packed rows and a panel; `onto`: added to them. In every step `rate` bytes of what comes next are brought nearer. A
  * row's sums are made in one order, whatever m is. */
-INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, float *sums) {
+INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, const int onto,
+                       float *sums) {
     const char *below = a + k / TILE_K * TILE_BYTES;
-    if (m > TILE_ROWS) sums_of(0, 1, a, below, b, k / TILE_K, next, rate, sums);
-    else sums_of(0, 0, a, below, b, k / TILE_K, next, rate, sums);
+    if (m > TILE_ROWS) sums_of(0, 1, a, below, b, k / TILE_K, next, rate, onto, sums);
+    else sums_of(0, 0, a, below, b, k / TILE_K, next, rate, onto, sums);
 }
 #else
 INLINE int tiles_fit(const cv_linear *c) { return (void)c, 0; }
@@ -101,8 +111,9 @@ INLINE void tiles_end(void) {}
 INLINE void tiles_pack(const uint16_t *x, int64_t stride, int m, int64_t k, char *a) {
     (void)x, (void)stride, (void)m, (void)k, (void)a;
 }
-INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, float *sums) {
-    (void)m, (void)a, (void)b, (void)k, (void)next, (void)rate, (void)sums;
+INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, const int onto,
+                       float *sums) {
+    (void)m, (void)a, (void)b, (void)k, (void)next, (void)rate, (void)onto, (void)sums;
 }
 #endif
 #endif

@@ -23,9 +23,15 @@ class AdapterWeights:
         number = len(outputs)
         assert columns % PANEL == 0
         self._down = allocate(number * columns, in_features, dtype)
-        self._ups = [allocate(of.stop - of.start, columns, dtype) for of in outputs]
+        self._skipped = [of.start % PANEL for of in outputs]  # the panels of a slice are those of the layer's outputs
+        self._ups = [
+            allocate(skipped + of.stop - of.start, columns, dtype)
+            for of, skipped in zip(outputs, self._skipped, strict=True)
+        ]
         starts = (ctypes.c_int64 * number)(*(of.start for of in outputs))
         calls = (library.Linear * number)(*(up.product(dtype) for up in self._ups))
+        for call, of in zip(calls, outputs, strict=True):
+            call.n = of.stop - of.start
         self._kept = (starts, calls)  # the structure points to their memory
         self.in_features, self.dtype, self._num_slices = in_features, dtype, number
         self.call = library.Adapters(self._down.product(dtype), calls, ctypes.addressof(starts), number)
@@ -44,11 +50,11 @@ class AdapterWeights:
         whole, pair = self._down.data.shape[1], _PAIR[self.dtype]
         by_panel = self._down.data.view(-1, self._num_slices, whole // pair, PANEL, pair)
         by_panel[panels, index, :, rows] = functional.pad(down, (0, whole - down.shape[1])).view(len(down), -1, pair)
-        size = len(self._ups[index].data) * PANEL
+        size, skipped = len(self._ups[index].data) * PANEL, self._skipped[index]
         by_pair = self._ups[index].data.view(size // PANEL, -1, PANEL, pair)
-        by_pair[:, columns // pair, :, columns % pair] = functional.pad(up, (0, size - up.shape[1])).view(
-            len(up), -1, PANEL
-        )
+        by_pair[:, columns // pair, :, columns % pair] = functional.pad(
+            up, (skipped, size - skipped - up.shape[1])
+        ).view(len(up), -1, PANEL)
 
 
 class Columns:
@@ -60,7 +66,8 @@ class Columns:
         own = np.ascontiguousarray(ranges[of_tokens], dtype=np.int32)
         shares = np.array(list(_share(of_tokens, ranges)), dtype=np.int64)
         self._kept = (own, shares)  # the structure points to their memory
-        self.call = library.Columns(own.ctypes.data, shares.ctypes.data, len(shares))
+        panels = int(np.max(-(-own[:, 1] // PANEL) - own[:, 0] // PANEL, initial=0))
+        self.call = library.Columns(own.ctypes.data, shares.ctypes.data, len(shares), panels)
 
 
 def _share(of_tokens: npt.NDArray[np.int32], ranges: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int, int]]:
@@ -100,8 +107,8 @@ def add_adapters(y: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, colu
     assert len(x) == len(y) == columns.num_tokens
     assert x.shape[1] == weights.in_features
     product = library.Linear(
-        x=x.data_ptr(), y=y.data_ptr(), rows=len(x), x_stride=x.stride(0), y_stride=y.stride(0),
-        dtype=library.DTYPES[x.dtype],
+        x=x.data_ptr(), residual=y.data_ptr(), y=y.data_ptr(), rows=len(x), n=y.shape[1], x_stride=x.stride(0),
+        y_stride=y.stride(0), dtype=library.DTYPES[x.dtype],
     )  # fmt: skip
     call = library.Adapt(ctypes.pointer(product), ctypes.pointer(weights.call), ctypes.pointer(columns.call))
     library.load().cv_run_adapt(call)

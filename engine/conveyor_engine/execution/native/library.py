@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 18
+_ABI_VERSION = 19
 _HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 SCALE_DTYPES = DTYPES | {torch.float16: 2, torch.int8: 3}
@@ -54,6 +54,7 @@ class Linear(ctypes.Structure):
         *((name, _P) for name in ("x", "weight", "bias", "residual", "y")),
         *((name, _I64) for name in ("rows", "n", "k", "packed_k", "x_stride", "y_stride", "group")),
         *((name, _I32) for name in ("dtype", "bits", "scale_dtype", "has_zeros", "has_minima")),
+        ("added", _P),
     )
 
 
@@ -66,7 +67,7 @@ class Adapters(ctypes.Structure):
 
 
 class Columns(ctypes.Structure):
-    _fields_ = (("own", _P), ("shares", _P), ("num_shares", _I64))
+    _fields_ = (("own", _P), ("shares", _P), ("num_shares", _I64), ("panels", _I64))
 
 
 class Adapt(ctypes.Structure):

@@ -65,6 +65,7 @@ def columns(adapters: list[int]) -> native.Columns:
 @pytest.mark.parametrize(
     "adapters",
     [
+        [0, 0],
         [1],
         [3],
         [6, 0],
