@@ -72,7 +72,8 @@ typedef struct {
  * all panels. packed_k is the k of the packed matrix. dtype is that of x, y, bias and residual.
  *
  * With bits, W is whole numbers: scale * (number - zero), with a scale for each output and `group` of k, which k is a
- * multiple of. x is then rounded to 8 bits by row and group. W lies as [panel, group of k]:
+ * multiple of. x is then rounded to 8 bits by row and group, or 256 of k with scales in CV_INT8. W lies as
+ * [panel, group of k]:
  *   numbers  8 bits: [group / 4, 32, 4]; 4 bits: [group / 8, 32, 4], of which the low half is 4 k and the high half the
  *            next 4; 5 and 6 bits: so the low 4 bits, and then the others, [group / 32, 32, 4] with 1 bit of 8 times 4 k,
  *            lowest first, or [group / 16, 32, 4] with 2 bits of 4 times 4 k

@@ -17,12 +17,12 @@
 enum { FLOATS, PAIRS, TILES, QUADS, BYTE_TILES };
 
 #if defined(__AVX512F__)
-enum { ROWS = 12, BF16_ROWS = 12, QUAD_ROWS = 6, VECS = 2 }; /* 24 of 32 registers accumulate */
+enum { ROWS = 12, BF16_ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
 #elif defined(__AVX__)
 /* 12 or 8 of 16: both halves of widened weights take registers too */
-enum { ROWS = 6, BF16_ROWS = 4, QUAD_ROWS = 4, VECS = 2 };
+enum { ROWS = 6, BF16_ROWS = 4, VECS = 2 };
 #else
-enum { ROWS = 4, BF16_ROWS = 4, QUAD_ROWS = 4, VECS = 2 };
+enum { ROWS = 4, BF16_ROWS = 4, VECS = 2 };
 #endif
 _Static_assert((int)ROWS <= (int)VL, "a tile's rows are packed through vectors, a lane for each");
 _Static_assert((int)ROWS <= (int)ROWS_BY_TILES, "a buffer of sums serves all");
@@ -80,30 +80,6 @@ INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64
     }
 }
 
-/* The same of rounded rows, whose quads lie before their factors. */
-INLINE void quads_of(const int bits, int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
-    const quad *a = (const quad *)rows;
-    const factors f = factors_at((char *)(a + m * c->k / 4), c->k / c->group, m);
-    for (int column = 0; column < CV_PANEL; column += SPAN) {
-        switch (m) {
-#undef CV_CASE
-#define CV_CASE(n) case n: quads_span(bits, n, a, f, c, panel, column, next->from, next->rate, sums); break;
-            CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
-#if defined(__AVX512F__)
-            CV_CASE(5) CV_CASE(6)
-#endif
-        }
-    }
-}
-
-static void quad_sums(int m, const char *rows, const cv_linear *c, const char *panel, const ahead *next, float *sums) {
-    switch (c->bits) {
-#undef CV_CASE
-#define CV_CASE(bits) case bits: quads_of(bits, m, rows, c, panel, next, sums); break;
-        CV_CASE(4) CV_CASE(5) CV_CASE(6) CV_CASE(8)
-    }
-}
-
 /* a[step, m] from m <= VL rows of x, the last pair padded with zero. Writes up to VL - m values behind the last ones. */
 INLINE void pack_rows(const int bf16, const void *x, int64_t stride, int m, int64_t k, void *a) {
     const int64_t steps = bf16 ? k / 2 : k, whole = steps - steps % VL;
@@ -156,13 +132,13 @@ INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, in
 static void pack_rounded(const int how, const int bf16, const cv_linear *c, const void *x, int m, char *numbers, char *a) {
     const int64_t groups = c->k / c->group;
     const factors f = how == BYTE_TILES ? factors_at(a + ROWS_BY_TILES * c->k, groups, ROWS_BY_TILES)
-                                        : factors_at(a + m * c->k / 4 * (int64_t)sizeof(quad), groups, m);
+                                        : factors_at(a + m * c->k / 4 * quad_words(c->bits) * 4, groups, m);
     for (int i = 0; i < m; i++) {
         const void *row = at(bf16, x, i * c->x_stride);
         if (bf16) round_row(1, row, c, (int8_t *)numbers, f, i);
         else round_row(0, row, c, (int8_t *)numbers, f, i);
         if (how == BYTE_TILES) byte_tiles_pack((int8_t *)numbers, c->k, i, a);
-        else quads_pack((int8_t *)numbers, c->k, m, i, (quad *)a);
+        else quads_pack(quad_words(c->bits), (int8_t *)numbers, c->k, m, i, (uint32_t *)a);
     }
 }
 
@@ -175,7 +151,7 @@ INLINE plan plan_rows(const int how, const cv_linear *c) {
     const int64_t most = how == FLOATS ? ROWS : how == PAIRS ? BF16_ROWS : how == QUADS ? QUAD_ROWS : ROWS_BY_TILES;
     const int64_t whole = c->bits ? c->k / c->group * 8 : 0; /* bytes of a row's factors */
     p.steps = how == FLOATS ? c->k : how == QUADS ? c->k / (c->bits == 8 ? 4 : 8) : c->bits ? c->k / 4 : (c->k + 1) / 2;
-    p.row_bytes = how == QUADS        ? c->k / 4 * (int64_t)sizeof(quad) + whole
+    p.row_bytes = how == QUADS        ? c->k * quad_words(c->bits) + whole
                   : how == BYTE_TILES ? c->k + whole
                   : how == PAIRS      ? p.steps * (int64_t)sizeof(pair)
                                       : p.steps * 4; /* in tiles a pair takes as much as a float */
@@ -224,7 +200,7 @@ static void byte_tile_sums(int m, const char *rows, const cv_linear *c, const ch
 INLINE void compute_tile(const int how, const int bf16, const cv_linear *c, const plan *p, int m, const char *rows,
                          const char *b, const char *unpacked, const ahead *next, float *sums) {
     if (how == TILES) tiles_sums(m, rows, b, c->k, next->from, next->rate * TILE_K / 2, 0, sums);
-    else if (how == QUADS) quad_sums(m, rows, c, b, next, sums);
+    else if (how == QUADS) quad_sums(m, rows, c, b, unpacked, next->from, next->rate, sums);
     else if (how == BYTE_TILES) byte_tile_sums(m, rows, c, b, unpacked, next, sums);
     else tile_sums(bf16, m, rows, b, p->steps, next, 0, sums);
 }
@@ -340,7 +316,7 @@ INLINE void share(const int how, const int bf16, const cv_linear *c) {
     int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
     const int64_t chunks = (panels + chunk - 1) / chunk;
-    const int unpacks = how == BYTE_TILES && c->bits < 8;
+    const int unpacks = how == BYTE_TILES ? c->bits < 8 : how == QUADS && reads_unpacked(c->bits, p.tile);
     const int64_t unpacked_bytes = unpacks ? c->k * CV_PANEL : 0;
     const low_plan l = plan_low(how, bf16, c, p.tile);
     const int64_t tiles = (p.block_rows + p.tile - 1) / p.tile, low_bytes = tiles * l.bytes;

@@ -47,6 +47,17 @@ INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); } /* b if one of t
 INLINE vf vf_min(vf a, vf b) { return vf_select(a < b, a, b); }
 #endif
 
+/* a * b + c, rounded once where there is an instruction for it: GCC fuses only what lies in one block. */
+INLINE vf vf_fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE vi vi_lanes(void) {
     vi lanes;
     for (int i = 0; i < VL; i++) lanes[i] = i;
@@ -139,18 +150,19 @@ INLINE vf vf_from_f16(const void *p) { /* no infinity, no NaN */
     return (vf)((vu)vf_select((vi)bits < 1 << 23, tiny, normal) | sign);
 #endif
 }
-INLINE vf vf_from_i8(const void *p) { /* GCC 12 would widen bytes lane by lane */
+INLINE vi vi_from_i8(const void *p) { /* GCC 12 would widen bytes lane by lane */
 #if defined(__AVX512F__)
-    return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)), vf);
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif defined(__AVX2__)
-    return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)), vf);
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
 #else
     typedef int8_t vb __attribute__((vector_size(VL)));
     vb b;
     memcpy(&b, p, sizeof b);
-    return __builtin_convertvector(b, vf);
+    return __builtin_convertvector(b, vi);
 #endif
 }
+INLINE vf vf_from_i8(const void *p) { return __builtin_convertvector(vi_from_i8(p), vf); }
 INLINE void vf_to_bf16(uint16_t *p, vf v) {
 #if defined(__AVX512BF16__)
     const __m256bh h = _mm512_cvtneps_pbh((__m512)v); /* makes what is smaller than 1.2e-38 zero, as its products do */

@@ -11,6 +11,10 @@
 enum { TILE_ROWS = 16, TILE_K = 32, TILE_LINE = 64, TILE_BYTES = TILE_ROWS * TILE_LINE };
 enum { ROWS_BY_TILES = 2 * TILE_ROWS }; /* rows of x computed at once */
 
+INLINE void bring(const char *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += TILE_LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
 #if defined(__AMX_BF16__)
 enum { PANEL_LINE = 2 * TILE_LINE, PANEL_STEP = TILE_K / 2 * PANEL_LINE };
 _Static_assert(PANEL_LINE == CV_PANEL * 4, "a panel is two tiles wide; a row of sums is as long as a row of its pairs");
@@ -42,10 +46,6 @@ INLINE void tiles_pack(const uint16_t *x, int64_t stride, int m, int64_t k, char
         for (int64_t i = 0; i < k; i += TILE_K, line += TILE_BYTES) memcpy(line, x + row * stride + i, TILE_LINE);
     }
     __asm__ volatile("" ::: "memory"); /* the compiler does not see that tiles are read from it */
-}
-
-INLINE void bring(const char *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += TILE_LINE) __builtin_prefetch(from + i, 0, 2);
 }
 
 /* Registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns. `whole`, whether tiles hold 64 numbers of 8 bits, signed

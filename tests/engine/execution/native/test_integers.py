@@ -49,8 +49,11 @@ def make_blocks(n: int, k: int, bits: int, group: int, *, has_minima: bool) -> n
 
 
 def multiply(x: torch.Tensor, weight: native.PackedIntegers) -> torch.Tensor:
-    """Compute the product's definition in float64: rows are rounded to 8 bits, each group by its largest number."""
-    grouped = x.double().view(len(x), -1, weight.group)
+    """Compute the product's definition in float64: rows are rounded to 8 bits, each group by its largest number.
+
+    With scales that are whole numbers, these groups have 256 inputs.
+    """
+    grouped = x.double().view(len(x), -1, 256 if weight.scale_dtype == torch.int8 else weight.group)
     scales = grouped.abs().amax(dim=2, keepdim=True) / 127
     rounded = (grouped / scales).round() * scales
     return rounded.nan_to_num(0).view(x.shape) @ native.unpack_integers(weight).double().t()
@@ -153,6 +156,20 @@ def test_the_largest_numbers_do_not_overflow(bits: int) -> None:
         for sign in (1, -1):
             x = torch.full((rows, 16384), float(sign))
             assert_close(native.linear(x, weight), multiply(x, weight), 2e-6)
+
+
+@pytest.mark.parametrize(("bits", "group", "has_minima"), [(4, 32, True), (5, 32, True), (6, 16, False)], ids=str)
+def test_the_largest_numbers_of_blocks_do_not_overflow(bits: int, group: int, has_minima: bool) -> None:
+    weight = native.PackedIntegers.allocate((32, 512), bits, group, torch.int8, has_minima=has_minima)
+    scales = torch.full((32, 512 // group), -128, dtype=torch.int8)
+    factors = torch.ones(32, 2, 1 + has_minima, dtype=torch.float16)
+    for number in (0, (1 << bits) - 1):
+        numbers = torch.full((32, 512), number, dtype=torch.uint8)
+        weight.fill(0, numbers, scales, None, scales if has_minima else None, factors)
+        for rows in (1, 9):
+            for sign in (1, -1):
+                x = torch.full((rows, 512), float(sign))
+                assert_close(native.linear(x, weight), multiply(x, weight), 2e-6)
 
 
 @BITS
