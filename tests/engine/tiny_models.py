@@ -108,7 +108,13 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
     "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"topk_method": "greedy"},
     "deepseek_v3": _LATENT | _LATENT_EXPERTS,
-    "falcon_h1": _MAMBA | {"head_dim": 16, "mamba_d_ssm": 96},
+    "falcon_h1": {
+        **_MAMBA,
+        "head_dim": 16,
+        "mamba_d_ssm": 96,
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.5, 0.25, 0.75, 1.5, 0.5],
+    },
     "gemma": {"head_dim": 16},
     "gemma4_text": {
         "head_dim": 16,

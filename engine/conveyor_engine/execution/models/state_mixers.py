@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
@@ -99,7 +100,8 @@ class StateMixer(nn.Module, ABC):
         self._shapes, self._kernels = shapes, kernels_of_device
         self._layer: int = mixer.layer_idx  # type: ignore[assignment]
         linears = {name: part for name, part in mixer.named_children() if isinstance(part, Plain)}
-        self.add_module("out_proj", build_linear([linears.pop("out_proj")]))
+        self._output = output_of(mixer)
+        self.add_module(self._output, build_linear([linears.pop(self._output)]))
         # The sizes of the outputs of the checkpoint's layers that our layers for inputs compute, by names.
         self.sizes_of_inputs: dict[str, dict[str, int]] = {}
         for names in _group(linears, joins=self._kernels is not native_states):
@@ -129,7 +131,7 @@ class StateMixer(nn.Module, ABC):
         return results
 
     def _project_output(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.get_submodule("out_proj")(x)
+        projected: torch.Tensor = self.get_submodule(self._output)(x)
         return projected
 
     def _convolve(
@@ -152,13 +154,16 @@ class GatedDeltaNet(StateMixer):
         self._taps = Taps.of(mixer.conv1d, silu=True)
         self._decay, self._dt_bias = -mixer.A_log.data.float().exp(), mixer.dt_bias.data.float()
         self._num_key_heads: int = mixer.num_k_heads
-        self._norm = mixer.norm.weight.data.float(), mixer.norm.variance_epsilon
+        self._beta_scale = 2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0  # OLMo-hybrid's
+        norm = mixer.o_norm if hasattr(mixer, "o_norm") else mixer.norm
+        self._norm = norm.weight.data.float(), norm.variance_epsilon
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
         qkv, z, a, b = self._find_inputs(x)
         qkv = self._convolve(qkv, rows, states, self._taps)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
-        out = self._kernels.delta_rule(rows, qkv, (a, b), state, self._decay, self._dt_bias, self._num_key_heads, 1.0)
+        heads = self._decay, self._dt_bias, self._num_key_heads
+        out = self._kernels.delta_rule(rows, qkv, (a, b), state, *heads, self._beta_scale)
         out = self._kernels.gated_norm(out, z, *self._norm, norm_first=True)
         return self._project_output(out.flatten(1))
 
@@ -186,6 +191,15 @@ class GroupedGatedDeltaNet(GatedDeltaNet):
         return qkvz[:, : -self._num_values], qkvz[:, -self._num_values :], a, b
 
 
+class SplitGatedDeltaNet(GatedDeltaNet):
+    """The mixer of OLMo-hybrid, with a projection each for queries, for keys and for values too."""
+
+    def _find_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        inputs = self._project_inputs(x)
+        qkv = torch.cat([inputs["q_proj"], inputs["k_proj"], inputs["v_proj"]], dim=1)
+        return qkv, inputs["g_proj"], inputs["a_proj"], inputs["b_proj"]
+
+
 def _order(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
     """Return the places of columns that are in groups of parts of these sizes, in an order of parts of groups."""
     groups = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
@@ -193,7 +207,7 @@ def _order(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
 
 
 class Mamba2(StateMixer):
-    """The mixer of Bamba, Granite 4 and Nemotron-H."""
+    """The mixer of Bamba, Granite 4 and Nemotron-H, and Falcon-H1's, which has factors and perhaps no norm."""
 
     def __init__(self, mixer: Any, shapes: Shapes) -> None:
         super().__init__(mixer, shapes)
@@ -203,15 +217,26 @@ class Mamba2(StateMixer):
         self._sizes: tuple[int, int, int] = mixer.intermediate_size, mixer.conv1d.out_channels, mixer.num_heads
         self._num_groups: int = mixer.n_groups
         self._limits: tuple[float, float] = mixer.time_step_limit
-        size = getattr(mixer.norm, "group_size", mixer.intermediate_size)
-        self._norm = mixer.norm.weight.data.float().view(-1, size), mixer.norm.variance_epsilon
+        self._factor: float = getattr(mixer, "ssm_in_multiplier", 1.0)  # of the input
+        self._factors: torch.Tensor | None = getattr(mixer, "mup_vector", None)  # of the projection's results
+        norm, size = mixer.norm, mixer.intermediate_size
+        size = getattr(norm, "group_size", size // getattr(norm, "n_groups", 1))
+        weight = None if isinstance(norm, nn.Identity) else norm.weight.data.float().view(-1, size)
+        self._norm = None if weight is None else (weight, norm.variance_epsilon)
+        self._norm_first: bool = getattr(norm, "norm_before_gate", False)
 
     def _mix(self, x: torch.Tensor, rows: StateRows, states: States) -> torch.Tensor:
-        gate, xbc, dt = self._project_inputs(x)["in_proj"].split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        inputs = self._project_inputs(x if self._factor == 1.0 else x * self._factor)["in_proj"]
+        if self._factors is not None:
+            inputs = (inputs * self._factors.flatten()).to(x.dtype)
+        gate, xbc, dt = inputs.split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
         xbc = self._convolve(xbc, rows, states, self._taps)
         state = states.pools[StateKey(self._layer, "recurrent", 0)]
         out = self._kernels.mamba2(rows, xbc, dt, state, self._vectors, self._num_groups, self._limits)
-        out = self._kernels.gated_norm(out.view(len(x), *self._norm[0].shape), gate, *self._norm, norm_first=False)
+        if self._norm is None:
+            return self._project_output(out.flatten(1) * functional.silu(gate))
+        out = out.view(len(x), *self._norm[0].shape)
+        out = self._kernels.gated_norm(out, gate, *self._norm, norm_first=self._norm_first)
         return self._project_output(out.flatten(1))
 
 
@@ -230,6 +255,7 @@ class ShortConv(StateMixer):
 _KINDS: dict[type[StateMixer], set[str]] = {
     GatedDeltaNet: {"conv1d", "norm", "out_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"},
     GroupedGatedDeltaNet: {"conv1d", "norm", "out_proj", "in_proj_qkvz", "in_proj_ba"},
+    SplitGatedDeltaNet: {*("conv1d", "o_norm", "o_proj", "q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")},
     Mamba2: {"conv1d", "norm", "out_proj", "in_proj"},
     ShortConv: {"conv", "out_proj", "in_proj"},
 }
@@ -280,6 +306,11 @@ def _convolution(mixer: nn.Module) -> nn.Conv1d:
     return next(part for part in mixer.children() if isinstance(part, nn.Conv1d))
 
 
+def output_of(mixer: nn.Module) -> str:
+    """Return the name of the linear layer that computes the mixer's result."""
+    return "o_proj" if hasattr(mixer, "o_proj") else "out_proj"
+
+
 def _widen(mixer: nn.Module) -> nn.Module:
     """Return the mixer in float32. Half precision rounds at other places, so both are compared in float32."""
     if all(each.dtype == torch.float32 for each in mixer.parameters()):
@@ -304,7 +335,7 @@ def find_shapes(mixer: nn.Module) -> Shapes:
 
 def _random_input(mixer: nn.Module, num_tokens: int) -> torch.Tensor:
     """Return random hidden states of two texts (2, num_tokens, H)."""
-    size = mixer.get_submodule("out_proj").out_features
+    size = mixer.get_submodule(output_of(mixer)).out_features
     assert isinstance(size, int)
     return random(2, num_tokens, size, like=_convolution(mixer).weight)
 

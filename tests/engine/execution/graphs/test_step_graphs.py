@@ -297,8 +297,8 @@ def test_sizes_below_one_without_memory_are_captured(error: Exception, captured:
 
 
 def test_the_log_says_why_a_model_has_no_graphs(tmp_path: Path) -> None:
-    """The recurrences of OLMo-hybrid run transformers' code."""
-    save_tiny_model("olmo_hybrid", tmp_path)
+    """Recurrences of heads whose size is no multiple of 16 run transformers' code."""
+    save_tiny_model("olmo_hybrid", tmp_path, linear_key_head_dim=24)
     config = EngineConfig(
         model=str(tmp_path), device="cpu", dtype="float32", max_model_len=64, max_num_seqs=2, num_kv_blocks=8,
         attention_backend="native", warmup=False,

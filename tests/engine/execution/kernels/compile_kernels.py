@@ -30,6 +30,7 @@ from tests.engine.execution.kernels.compiled import (
     Compiled,
 )
 from tests.engine.execution.kernels.cuda_layers import (
+    FEW_MIXERS,
     LATENTS,
     MIXERS,
     OF_MIXERS,
@@ -111,7 +112,7 @@ def compile_all(capabilities: Iterable[int] = CAPABILITIES, *, few: bool = False
                     place = ("experts", f"{tokens} tokens, {name}", capability)
                     with FakeTensorMode(), torch.inference_mode():
                         prepare_experts(packed, tokens)()
-            for name in MIXERS:
+            for name in FEW_MIXERS if few else MIXERS:
                 for step, of_mixers in OF_MIXERS.items():
                     place = (name, step, capability)
                     with FakeTensorMode(), torch.inference_mode():

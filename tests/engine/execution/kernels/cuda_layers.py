@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer, compute_mup_vector
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -38,8 +40,10 @@ from conveyor_engine.execution.models.state_mixers import (
     GroupedGatedDeltaNet,
     Mamba2,
     ShortConv,
+    SplitGatedDeltaNet,
     StateMixer,
     find_shapes,
+    output_of,
 )
 from conveyor_engine.execution.states import States
 
@@ -118,9 +122,11 @@ class Mixer:
 
     def make(self, dtype: torch.dtype) -> nn.Module:
         """Make transformers' module, with the states of rows."""
-        config = AutoConfig.for_model(self.model_type, num_hidden_layers=1, **self.sizes)
+        config = AutoConfig.for_model(self.model_type, **({"num_hidden_layers": 1} | self.sizes))
         with torch.device(CUDA):
             mixer: nn.Module = self.theirs(config, layer_idx=0)
+            if isinstance(mixer, FalconH1Mixer):  # as its model does
+                mixer.register_buffer("mup_vector", compute_mup_vector(config).to(dtype))
         for part in mixer.modules():
             for name, tensor in part.named_parameters(recurse=False):
                 setattr(part, name, nn.Parameter(tensor.to(dtype), requires_grad=False))
@@ -195,7 +201,23 @@ MIXERS = {
             "linear_value_head_dim": 128,
         },
     ),
+    "Falcon-H1-7B": Mixer(
+        FalconH1Mixer,
+        Mamba2,
+        "falcon_h1",
+        {
+            "hidden_size": 3072,
+            "mamba_d_ssm": 3072,
+            "mamba_n_heads": 24,
+            "mamba_d_state": 256,
+            "ssm_in_multiplier": 1.25,
+        },
+    ),
+    "OLMo-hybrid-7B": Mixer(  # heads of 96 and 192
+        OlmoHybridGatedDeltaNet, SplitGatedDeltaNet, "olmo_hybrid", {"num_hidden_layers": 2}
+    ),
 }
+FEW_MIXERS = tuple(name for name in MIXERS if name not in ("Falcon-H1-7B", "OLMo-hybrid-7B"))  # for CI
 
 
 @dataclass(frozen=True)
@@ -356,7 +378,7 @@ def prepare_mixer(
     paged = make_paged(SHAPES["Llama-3.2-1B"], step)
     paged.token_rows = torch.empty(paged.metadata.num_tokens, dtype=torch.int64, device=CUDA)
     paged.states = States.allocate(shapes, len(step.rows), CUDA)
-    hidden = mixer.get_submodule("out_proj").out_features
+    hidden = mixer.get_submodule(output_of(mixer)).out_features
     assert isinstance(hidden, int)
     x = torch.empty((1, paged.metadata.num_tokens, hidden), dtype=dtype, device=CUDA)
     return partial(mixer if theirs else MIXERS[name].ours(mixer, shapes), x, paged=paged)

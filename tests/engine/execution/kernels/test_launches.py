@@ -119,6 +119,8 @@ def test_experts_with_weights_of_few_bits_launch_six(monkeypatch: pytest.MonkeyP
 LFM2 = ["linear", "_convolve", "linear"]
 TO_DELTA, AFTER_DELTA = ["linear", "_convolve"], ["_norm_gated", "linear"]
 TO_GROUPED_DELTA = ["linear", "index_select", "index_select", "_convolve"]
+TO_SPLIT_DELTA = ["linear", "cat", "_convolve"]
+TO_FALCON, AFTER_FALCON = ["mul", "linear", "mul", "_convolve"], ["silu", "mul", "linear"]
 MAMBA2 = {
     "decodes": ["linear", "_convolve", "_mamba2_decodes", "_norm_gated", "linear"],
     "a chunk of a prompt": ["linear", "_convolve", "_mamba2_chunks", "_norm_gated", "linear"],
@@ -138,6 +140,16 @@ LAUNCHES_OF_MIXERS = {
         "decodes": [*TO_GROUPED_DELTA, "_delta_decodes", *AFTER_DELTA],
         "a chunk of a prompt": [*TO_GROUPED_DELTA, "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
         "both": [*TO_GROUPED_DELTA, "_delta_decodes", "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+    },
+    "OLMo-hybrid-7B": {
+        "decodes": [*TO_SPLIT_DELTA, "_delta_decodes", *AFTER_DELTA],
+        "a chunk of a prompt": [*TO_SPLIT_DELTA, "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+        "both": [*TO_SPLIT_DELTA, "_delta_decodes", "_delta_matrices", "_delta_chunks", *AFTER_DELTA],
+    },
+    "Falcon-H1-7B": {
+        "decodes": [*TO_FALCON, "_mamba2_decodes", *AFTER_FALCON],
+        "a chunk of a prompt": [*TO_FALCON, "_mamba2_chunks", *AFTER_FALCON],
+        "both": [*TO_FALCON, "_mamba2_decodes", "_mamba2_chunks", *AFTER_FALCON],
     },
 }
 

@@ -27,15 +27,15 @@ from conveyor_engine.execution.state_rows import StateRows
 pytestmark = pytest.mark.skipif(native.why_missing() is not None, reason="needs the compiled kernels")
 
 
-def replace_mixers(directory: Path, kind: str, dtype: torch.dtype) -> list[StateMixer | None]:
-    save_tiny_model(kind, directory)
+def replace_mixers(directory: Path, kind: str, dtype: torch.dtype, **changes: Any) -> list[StateMixer | None]:
+    save_tiny_model(kind, directory, **changes)
     model = load_model(str(directory), load_config(str(directory)), dtype, torch.device("cpu"))
     with torch.inference_mode():
         return [mixer_of(part) for part in model.modules() if isinstance(part.forward, MixerForward)]
 
 
 @pytest.mark.parametrize("instructions", ["generic", "avx2", "avx512", "avx512bf16", "amx"])
-@pytest.mark.parametrize("kind", ["lfm2", "nemotron_h", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["falcon_h1", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next"])
 def test_every_instruction_set_gives_transformers_numbers(tmp_path: Path, kind: str, instructions: str) -> None:
     before = native.isa()
     if not native.use_isa(instructions):
@@ -47,6 +47,12 @@ def test_every_instruction_set_gives_transformers_numbers(tmp_path: Path, kind: 
             assert None not in mixers
     finally:
         native.use_isa(before)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_falcons_mixer_may_have_a_norm(tmp_path: Path, norm_first: bool) -> None:
+    norm = {"mamba_rms_norm": True, "mamba_norm_before_gate": norm_first, "mamba_n_groups": 2}
+    assert None not in replace_mixers(tmp_path, "falcon_h1", torch.float32, **norm)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,10 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     "kind",
     [
         *("bamba", "lfm2", "qwen3_next"),
-        *(pytest.param(k, marks=pytest.mark.nightly) for k in ("granitemoehybrid", "nemotron_h", "qwen3_5_text")),
+        *(
+            pytest.param(k, marks=pytest.mark.nightly)
+            for k in ("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid", "qwen3_5_text")
+        ),
     ],
 )
 def test_triton_gives_transformers_numbers(tmp_path: Path, kind: str, use_triton: None) -> None:
