@@ -12,6 +12,7 @@ from tests.engine.encoders import save_encoder
 from tests.engine.execution.models.test_expert_grids import keep, to_int4
 from tests.engine.execution.models.test_quantized import declare, quantize
 from tests.engine.references import Reference, add, answers, run, tokens_of
+from tests.engine.test_speculation import speculate
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -65,6 +66,7 @@ def test_two_ranks_give_the_tokens_of_generate(
         for number in range(2):
             add(core, f"sampled {number}", ref.prompts[0], temperature=1.0, seed=number, logprobs=2)
         found = run(core)
+        assert speculate(core, ref.prompts, ref.answers) == ref.answers, "with drafts, as n-grams make them"
         masked = _sample_masked(core, ref.prompts[1], allowed=[5, 77])
     assert sum("event=model_divided ranks=2" in line for line in lines) == 1
     assert not [line for line in lines if line.startswith("failed")]
