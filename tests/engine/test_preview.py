@@ -13,8 +13,10 @@ from tests.engine.gguf_files import write_model
 from tests.engine.paint_layouts import save_layout
 from tests.engine.paint_models import change_json
 from tests.engine.references import Reference
+from tests.engine.seeing_models import FAMILIES
 from tests.engine.tiny_models import save_tiny_model
 from tests.engine.token_models import write_colbert, write_m3, write_splade
+from transformers import AutoConfig
 
 from conveyor_engine.__main__ import main
 from conveyor_engine.errors import ConfigError
@@ -94,6 +96,13 @@ def test_the_cache_of_layers_with_a_window_is_counted_within_it(tmp_path: Path) 
     # Two layers keep 4,096 tokens, and ten those of the window.
     assert mib[512] == token * (2 * 4096 + 10 * 512) // 12 // 2**20
     assert lines[512]["tested"] == "Gemma 3, texts only; the engine's own code computes whole layers"
+
+
+def test_an_encoder_that_knows_only_transformers_attention_is_described(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("deepseek_ocr2", **FAMILIES["deepseek_ocr2"].config)
+    config.architectures = ["DeepseekOcr2ForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    assert lines_of(tmp_path)["runs"].startswith("DeepseekOcr2ForConditionalGeneration, task generate")
 
 
 def test_a_pipeline_is_described_by_its_class_or_refused(tmp_path: Path) -> None:

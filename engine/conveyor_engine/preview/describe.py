@@ -6,7 +6,7 @@ layers run, and its checks of results do not.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from conveyor_engine.execution.models.experts import find_clamps, is_gated
 from conveyor_engine.execution.models.heads import build_own_head, count_own_weights
 from conveyor_engine.execution.models.kinds import ModelKind
 from conveyor_engine.execution.models.latent import keep_latents
-from conveyor_engine.execution.models.loader import load_config
+from conveyor_engine.execution.models.loader import choose_attention, load_config
 from conveyor_engine.execution.models.mixers import carry_states
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.models.quantize import count_bytes, is_computed
@@ -159,9 +159,9 @@ def _build(config: PretrainedConfig, kind: ModelKind) -> PreTrainedModel:
     """Return the model without weights, and without the parts that the engine leaves out. Raises ModelError."""
     interface.register()
     found = kind.of(config) or kind
-    options = {}
+    options: dict[str, Any] = {}
     if found.classes[type(config)]._can_set_attn_implementation():
-        options["attn_implementation"] = interface.IMPLEMENTATION
+        options["attn_implementation"] = choose_attention(config)
     try:
         with _META:
             model: PreTrainedModel = found.auto_class.from_config(config, dtype=_DTYPE, **options).eval()

@@ -110,7 +110,7 @@ def _read_weights(
     """Return the model and transformers' report. With `restoring`, the weights are the restored ones."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": None, "output_loading_info": True}
     if kind.own_attention and kind.classes[type(config)]._can_set_attn_implementation():
-        options["attn_implementation"] = _choose_attention(config)
+        options["attn_implementation"] = choose_attention(config)
     if restoring is None:
         options |= {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
         loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.auto_class.from_pretrained(directory, **options)
@@ -124,7 +124,7 @@ def _read_weights(
     return loaded
 
 
-def _choose_attention(config: PretrainedConfig) -> dict[str, str | None]:
+def choose_attention(config: PretrainedConfig) -> dict[str, str | None]:
     """Return our attention for the text model, and transformers' own for encoders, some of which know no other."""
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     decoder = config.get_text_config()
