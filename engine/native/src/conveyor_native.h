@@ -68,8 +68,9 @@ typedef struct {
 } cv_kv_write;
 
 /* y[rows, n] = x[rows, k] W^T + bias + residual, W packed by cv_pack_linear; bias and residual may be null. The residual
- * lies as y does, and may be y. If `added` is not null, y gets what it describes too. W may be a part of a packed matrix: panels of it, or the values from an even one on of
- * all panels. packed_k is the k of the packed matrix. dtype is that of x, y, bias and residual.
+ * lies as y does, and may be y. If `added` is not null, y gets what it describes too. W may be a part of a packed matrix:
+ * panels of it, or the values from an even one on of all panels. packed_k is the k of the packed matrix. dtype is that of
+ * x, y, bias and residual.
  *
  * With bits, W is whole numbers: scale * (number - zero), with a scale for each output and `group` of k, which k is a
  * multiple of. x is then rounded to 8 bits by row and group, or 256 of k with scales in CV_INT8. W lies as

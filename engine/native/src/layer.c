@@ -31,7 +31,8 @@ static cv_share find_piece(const cv_share *of, int64_t piece) {
     return (cv_share){first, end, of->first_panel, of->end_panel};
 }
 
-/* kept: as in cv_added; reduced [row, panel, slice, 32], of the share's panels. Rows whose adapter lies in others are left out. Not a product with 0: one adapter's infinity would become others' NaN. */
+/* kept: as in cv_added; reduced [row, panel, slice, 32], of the share's panels. Rows whose adapter lies in others are left
+ * out. Not a product with 0: one adapter's infinity would become others' NaN. */
 static void keep_own(const char *reduced, char *kept, const int32_t *own, const cv_share *share, int64_t slices,
                      int64_t panels, int64_t bytes) {
     const int64_t start = share->first_panel, width = share->end_panel - start, whole = CV_PANEL * bytes;

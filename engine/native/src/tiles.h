@@ -96,8 +96,8 @@ INLINE void sums_of(const int whole, const int both, const char *a, const char *
     }
 }
 
-/* sums[m, CV_PANEL] of m packed rows and a panel; `onto`: added to them. In every step `rate` bytes of what comes next are brought nearer. A
- * row's sums are made in one order, whatever m is. */
+/* sums[m, CV_PANEL] of m packed rows and a panel; `onto`: added to them. In every step `rate` bytes of what comes next are
+ * brought nearer. A row's sums are made in one order, whatever m is. */
 INLINE void tiles_sums(int m, const char *a, const char *b, int64_t k, const char *next, int64_t rate, const int onto,
                        float *sums) {
     const char *below = a + k / TILE_K * TILE_BYTES;
