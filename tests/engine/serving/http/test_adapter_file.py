@@ -124,17 +124,20 @@ def test_an_adapter_goes_and_comes_back_beside_requests_with_many_choices(
     server: EngineServer, followed: Followed
 ) -> None:
     more = {"n": 16, "max_tokens": 100, "ignore_eos": True}
+    (alone,) = complete(server, "tiny:sql", **more | {"n": 1}).json()["choices"]
+    assert alone["token_ids"][:TOKENS] == followed.answers["one"]
     with ThreadPoolExecutor(4) as clients:
         open_requests = [clients.submit(complete, server, "tiny:sql", **more) for _ in range(3)]
         wait_until(lambda: server.load()["running"] > 0, "requests run", server)
-        followed.write(fr="three")
+        followed.write()
+        wait_until(lambda: complete(server, "tiny:sql").status_code == 404, "takes no more requests", server)
+        followed.write(fr="three")  # it would get the place of the other, if that were free
         wait_until(lambda: states(server).get("fr") == "Ready", "loaded beside them", server)
-        assert complete(server, "tiny:sql").status_code == 404
+        assert server.load()["running"] > 0
         for each in open_requests:
             answer = each.result()
             assert answer.status_code == 200, answer.text
-            tokens_of_all = {tuple(choice["token_ids"]) for choice in answer.json()["choices"]}
-            assert {found[:TOKENS] for found in tokens_of_all} == {tuple(followed.answers["one"])}
+            assert {tuple(choice["token_ids"]) for choice in answer.json()["choices"]} == {tuple(alone["token_ids"])}
     wait_until(lambda: states(server) == {"fr": "Ready"}, "unloaded", server)
     followed.write(sql="one", fr="three")
     wait_until(lambda: states(server).get("sql") == "Ready", "came back", server)
