@@ -10,7 +10,7 @@ from tests.engine.references import run, tokens_of
 from transformers import AutoModelForImageTextToText
 
 FURTHER = ("qwen2_5_vl", "qwen3_vl", "idefics3", "gemma3", "mistral3")
-LAYERS = r".*language_model\..*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+LAYERS = r".*(language_model|text_model)\..*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT uses it
