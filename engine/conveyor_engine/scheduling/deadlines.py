@@ -1,11 +1,12 @@
 """Finds waiting requests that can no longer meet their deadlines. Used by `scheduler`. Pure: the clock is an argument.
 
-A request needs a minimum number of steps, and each step is assumed to take at least as long as the fastest step so far.
-There is no other prediction, so a request is dropped only if it would be late even at the best pace so far. The time of
-a call depends on the number of dropped requests, and on the logarithm of the number of waiting requests.
+A request needs a minimum number of steps, and each step is assumed to take at least as long as the fastest of the last
+steps. So a busy engine begins no request that would end late at the present pace, and keeps its rows for others. The
+time of a call depends on the number of dropped requests, and on the logarithm of the number of waiting requests.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,29 +14,42 @@ from conveyor_engine.scheduling.ordered import Ordered
 from conveyor_engine.scheduling.request_state import RequestState
 
 _FEWEST_STEPS: Final = 16  # how many steps must have run before the fastest one is used
+_LAST_STEPS: Final = 32  # among which the fastest one is the present pace
 
 
 class Pace:
-    """The time of the fastest step so far, from the times at which steps were planned."""
+    """The time of the fastest of the last steps, from the times at which steps were planned.
+
+    Until there are enough of them since the engine was idle, it is the time of the fastest step of all.
+    """
 
     def __init__(self) -> None:
         self._planned_at: float | None = None
         self._num_steps = 0
         self._fastest = math.inf
+        self._last = deque[float](maxlen=_LAST_STEPS)
 
     def observe(self, now: float) -> None:
         """Measure the previous step, which has ended by `now`. Call this before each step is planned."""
         if self._planned_at is not None:
             self._num_steps += 1
-            self._fastest = min(self._fastest, now - self._planned_at)
+            self._last.append(now - self._planned_at)
+            self._fastest = min(self._fastest, self._last[-1])
 
     def plan(self, now: float, planned: bool) -> None:
         """Record whether a step was planned at `now`."""
         self._planned_at = now if planned else None
 
+    def forget_last(self) -> None:
+        """Forget the last steps, because the engine has been idle and the next ones will have fewer rows."""
+        self._planned_at = None
+        self._last.clear()
+
     @property
     def step_seconds(self) -> float:
-        """The shortest time of a step; 0 until enough steps have run."""
+        """The time that a step takes at least; 0 until enough steps have run."""
+        if len(self._last) == _LAST_STEPS:
+            return min(self._last)
         return self._fastest if self._num_steps >= _FEWEST_STEPS else 0.0
 
 
@@ -67,7 +81,7 @@ class Deadlines:
         while self.next_at() <= now:
             request = next(iter(self._waiting))
             latest = self._latest_start(request)
-            if latest > now:  # a faster step has been measured since
+            if latest > now:  # steps have become faster since
                 self._waiting.put(request, (latest,))
                 continue
             self._waiting.remove(request)
@@ -80,4 +94,4 @@ class Deadlines:
 def _explain(left: float, needed: float) -> str:
     if left <= 0:
         return "the request's time ran out while it waited for a batch"
-    return f"the request has {left:.3g} s left and would take {needed:.3g} s at least: it was not begun"
+    return f"the request has {left:.3g} s left and would take {needed:.3g} s at the present pace: it was not begun"

@@ -164,6 +164,8 @@ class Scheduler:
                 state.params.min_tokens,
                 skip_special_tokens=state.params.skip_special_tokens,
             )
+        if not self.requests:
+            self._deadlines.pace.forget_last()
         self._outputs.requests[state.request_id] = state
         self.waiting.add(state)
         self._deadlines.add(state)

@@ -1,5 +1,6 @@
 """Tests that requests that can no longer meet their deadlines, and no others, are dropped before they cost a step."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -61,9 +62,76 @@ def test_an_answer_that_needs_more_steps_than_its_time_allows_is_not_begun() -> 
     scheduler.add_request(make_request("just", 4, max_tokens=10, deadline=now + 5.1, **sized))
     scheduler.add_request(make_request("may end early", 4, max_tokens=10, deadline=now + 4.9, arrival_time=now))
     outputs = run_step(scheduler, now=now)
-    assert outputs["hopeless"].message == "the request has 4.9 s left and would take 5 s at least: it was not begun"
+    assert (
+        outputs["hopeless"].message
+        == "the request has 4.9 s left and would take 5 s at the present pace: it was not begun"
+    )
     assert set(scheduler.requests) == {"just", "may end early"}
     assert scheduler.stats().num_late == 1
+
+
+@pytest.mark.parametrize("others_end", [False, True])
+def test_the_last_steps_decide_until_the_engine_is_idle(others_end: bool) -> None:
+    scheduler = make(max_num_seqs=2)
+    now = run_steps(scheduler, 20, 0.1)
+    scheduler.add_request(make_request("busy", 1, max_tokens=60, ignore_eos=True, arrival_time=now))
+    for _ in range(40):
+        run_step(scheduler, now=now)
+        now += 1.0
+    if others_end:
+        scheduler.abort("busy")
+    sized: dict[str, Any] = {"max_tokens": 10, "ignore_eos": True, "arrival_time": now}
+    scheduler.add_request(make_request("hopeless now", 4, deadline=now + 5, **sized))
+    scheduler.add_request(make_request("just", 4, deadline=now + 10.1, **sized))
+    outputs = run_step(scheduler, now=now)
+    assert ("hopeless now" in scheduler.requests) == others_end
+    assert "just" in scheduler.requests
+    if not others_end:
+        message = "the request has 5 s left and would take 10 s at the present pace: it was not begun"
+        assert outputs["hopeless now"].message == message
+
+
+@pytest.mark.parametrize(("mode", "least"), [("dynamic", 0.5), ("continuous", 0.75)])
+def test_beyond_capacity_most_of_the_time_goes_to_requests_that_end_in_time(mode: str, least: float) -> None:
+    """In virtual time: 1.5 times as many requests as the engine can do. Each has 20 steps, slower ones with more rows.
+
+    The figures of ADR 210 are from more of them.
+    """
+    rows, steps, fixed, of_row = 8, 20, 1.0, 0.35
+    capacity = rows / steps / (fixed + of_row * rows)
+    random = Random(1)
+    scheduler = make(mode, max_num_seqs=rows, num_kv_blocks=1000, max_num_queued_requests=1000)
+    arrivals = [100.0]
+    while len(arrivals) < 300:
+        arrivals.append(arrivals[-1] + random.expovariate(1.5 * capacity))
+    deadlines = {str(number): at + 4 * steps * (fixed + of_row) for number, at in enumerate(arrivals)}
+    now, number, in_time = 100.0, 0, 0
+    while number < len(arrivals) or scheduler.has_unfinished():
+        while number < len(arrivals) and arrivals[number] <= now:
+            at, name = arrivals[number], str(number)
+            scheduler.add_request(
+                make_request(name, 1, max_tokens=steps, ignore_eos=True, arrival_time=at, deadline=deadlines[name])
+            )
+            number += 1
+        outputs = run_step(scheduler, now=now)
+        now += fixed + of_row * scheduler.stats().step_num_seqs
+        in_time += sum(
+            output.finish_reason == FinishReason.LENGTH and now <= deadlines[name] for name, output in outputs.items()
+        )
+    assert in_time / (now - 100.0) > least * capacity
+
+
+def test_steps_that_become_faster_let_requests_begin() -> None:
+    scheduler = make()
+    scheduler.add_request(make_request("busy", 1, max_tokens=60, ignore_eos=True))
+    now = 100.0
+    for number in range(59):
+        if number == 40:
+            sized: dict[str, Any] = {"max_tokens": 10, "ignore_eos": True, "arrival_time": now}
+            scheduler.add_request(make_request("later", 4, deadline=now + 10.5, **sized))
+        run_step(scheduler, now=now)
+        now += 1.0 if number < 40 else 0.1
+    assert "later" in scheduler.requests
 
 
 def test_with_drafts_an_answer_may_take_a_fraction_of_the_steps() -> None:
@@ -80,8 +148,8 @@ def test_with_drafts_an_answer_may_take_a_fraction_of_the_steps() -> None:
     scheduler.add_request(make_request("follows a grammar", 4, deadline=now + 4.9, **sized))
     scheduler.schedule(now)
     assert {output.request_id: output.message for output in scheduler.take_outputs()} == {
-        "hopeless": "the request has 0.9 s left and would take 1 s at least: it was not begun",
-        "follows a grammar": "the request has 4.9 s left and would take 5 s at least: it was not begun",
+        "hopeless": "the request has 0.9 s left and would take 1 s at the present pace: it was not begun",
+        "follows a grammar": "the request has 4.9 s left and would take 5 s at the present pace: it was not begun",
     }
     assert names_of(scheduler.running) == ["just"]
 
