@@ -3,7 +3,6 @@
 `python -m e2e.deploy`; called by `make deploy`, `make demo` and `make e2e`.
 """
 
-import fcntl
 import time
 
 from conveyor_api import names
@@ -32,13 +31,11 @@ def install(*values: str) -> None:
     print(f"Installing the chart on {context} ...", flush=True)
     provide_namespace(kube.SYSTEM_NAMESPACE)
     tags = (f"image.tag={loaded_tag('control', docker)}", f"engine.image.tag={loaded_tag('engine', docker)}")
-    with (REPOSITORY / "Makefile").open() as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # stories run at the same time, and Helm refuses a second operation
-        kube.helm(
-            "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE,
-            "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ()), *values]),
-            "--wait", "--timeout", "180s",
-        )  # fmt: skip
+    kube.helm(
+        "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE,
+        "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ()), *values]),
+        "--wait", "--timeout", "180s",
+    )  # fmt: skip
 
 
 def wait_registered() -> None:

@@ -16,7 +16,7 @@ from tests.gateway.process import GatewayProcess
 from e2e import browser
 from e2e.cluster.api import Api
 
-pytestmark = [pytest.mark.brings_browser, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.brings_browser
 
 PROGRAM = Path(__file__).with_name("browser.mjs")
 BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True}
@@ -57,7 +57,7 @@ async def test_the_pages_work_in_a_browser(
             decision = {"message": "scaled 1 -> 2: inference_in_flight 6 / 3 -> 2", "reason": "Decided"}
             scaled = {**told, "desiredReplicas": 2, "autoscaling": decision}
             await asyncio.to_thread(set_ready, cluster, "tiny", READY, **scaled)
-            _, errors = await asyncio.wait_for(process.communicate(), 240)
+            _, errors = await asyncio.wait_for(process.communicate(), 150)
         finally:
             for task in sending:
                 task.cancel()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,16 @@ import pytest
 for marks in sys.argv[1:]:
     print("marks:", marks)
     pytest.main(["-c", "e2e/pytest.ini", "--collect-only", "-q", "-m", marks, "e2e"])
+"""
+
+STORIES_OF_A_GROUP = """
+import pytest
+
+@pytest.mark.xdist_group("chart")
+@pytest.mark.parametrize("number", range(4))
+def test_story(number, worker_id):
+    with open("workers", "a") as file:
+        print(worker_id, file=file)
 """
 
 
@@ -52,3 +63,15 @@ def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_aw
 @pytest.mark.slow
 def test_the_crash_of_the_cluster_runs_by_itself(stories: dict[str, list[str]]) -> None:
     assert stories["takes_the_cluster_away"] == ["test_after_a_crash_down_leaves_nothing"]
+
+
+def test_stories_of_a_group_run_one_by_one(tmp_path: Path) -> None:
+    """With versions of pytest and xdist that do not fit together, two stories would upgrade the chart at once."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --dist=loadgroup\n")
+    (tmp_path / "test_it.py").write_text(STORIES_OF_A_GROUP)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-n", "2"]
+    subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True)
+    workers = (tmp_path / "workers").read_text().split()
+    assert len(workers) == 4
+    assert len(set(workers)) == 1

@@ -55,10 +55,10 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 
 def run_histories(
-    machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str], number: int = 40
+    machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str], number: int = 80
 ) -> None:
     """Run `number` random histories, and again until every hardship has occurred in one of them."""
-    for _ in range(10):
+    for _ in range(5):
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             machine,
             settings=settings(

@@ -21,7 +21,7 @@ def test_no_history_reads_a_block_before_a_window(
     own = {"mode": mode, "padding": padding, "has_windows": True, "happened": happened}
     hardships = {"freed windows", "failed steps"}
     hardships |= set() if padding == "real" else {"found windows", "preemptions", "accepted drafts", "rejected drafts"}
-    run_histories(type("WindowHistory", (History,), own), happened, hardships, number=50)
+    run_histories(type("WindowHistory", (History,), own), happened, hardships, number=100)
 
 
 def test_a_batch_of_finished_rows_ends_when_the_last_preempted_one_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
