@@ -30,10 +30,7 @@ from tests.engine.execution.kernels.compiled import (
     Compiled,
 )
 from tests.engine.execution.kernels.cuda_layers import (
-    FEW_MIXERS,
     LATENTS,
-    MIXERS,
-    OF_MIXERS,
     PACKED,
     SHAPES,
     STEPS,
@@ -42,11 +39,11 @@ from tests.engine.execution.kernels.cuda_layers import (
     prepare_attention,
     prepare_cuts,
     prepare_experts,
-    prepare_mixer,
     prepare_product,
     prepare_sampling,
     prepare_uniforms,
 )
+from tests.engine.execution.kernels.cuda_mixers import FEW_MIXERS, MIXERS, OF_MIXERS, prepare_mixer
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conveyor_bench.gpu import absent_gpu

@@ -11,17 +11,15 @@ import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.execution.kernels.cuda_layers import (
-    MIXERS,
-    OF_MIXERS,
     PACKED,
     SHAPES,
     STEPS,
     prepare,
     prepare_cuts,
     prepare_experts,
-    prepare_mixer,
     prepare_sampling,
 )
+from tests.engine.execution.kernels.cuda_mixers import MIXERS, OF_MIXERS, prepare_mixer
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
